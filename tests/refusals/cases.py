@@ -423,7 +423,7 @@ CASES = (
     ),
     told_by(
         *(SAMPLER, "Another MODEL made of ours", between("MakeAnotherModel")),
-        "MakeAnotherModel (node between): it hands on another MODEL",
+        "MakeAnotherModel (node between): it moves the model's weights, or hands on another MODEL",
     ),
     told_by(
         *(ADOPT, "A GGUF file of a model that has an int8 file", read_by("z_image_turbo-Q4_K_M.gguf")),

@@ -106,6 +106,31 @@ def test_what_was_taken_back_is_refused_again_where_comfyui_keeps_older_results(
             client.queue(plain).require_success()
 
 
+def test_a_node_of_the_same_pack_is_not_blamed_once_the_one_that_changed_the_model_is_gone(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    for way in ("method for good", "value for good", "hook", "class"):
+        graph = workflows.between(between("ChangeModules", way=way)(tiny_models), "other", REACH, way="none")
+        assert client.queue(graph).error_line("KSampler").startswith("ChangeModules (node between): it "), way
+        client.queue(workflows.between(ours(tiny_models), "other", REACH, way="none")).require_success()
+
+
+def test_what_a_node_changed_is_refused_where_a_sampler_ran_before_that_has_no_such_node(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    """ComfyUI runs the node, then the first sampler, for which what the node did is taken back, then the second."""
+    for way in ("method for good", "value for good", "hook", "class"):
+        graph = ours(tiny_models)
+        graph["sampler"]["inputs"]["seed"] += len(way)  # or its result is kept
+        graph["between"] = node("ChangeModules", model=["model", 0], way=way)
+        again = {**graph["sampler"]["inputs"], "model": ["between", 0], "latent_image": ["sampler", 0]}
+        graph["next"] = node("KSampler", **again)
+        graph["save"]["inputs"]["samples"] = ["next", 0]
+        result = client.queue(graph)
+        assert result.error_line("KSampler").startswith("ChangeModules (node between): it "), way
+        assert result.error["node_id"] == "next", "the first sampler computes what stock does without the node"
+
+
 def test_what_a_node_changed_for_good_does_not_refuse_the_next_loader(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:

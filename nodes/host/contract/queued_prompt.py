@@ -20,10 +20,10 @@ def watch_prompts(before_first: Callable[[], None]) -> None:
     due = [before_first]
 
     def remember(request: dict) -> dict:
-        while due:
-            due.pop()()
         prompt = request.get("prompt")
         _PROMPT.set(prompt if isinstance(prompt, dict) else {})
+        while due:
+            due.pop()()
         return request
 
     PromptServer.instance.add_on_prompt_handler(remember)

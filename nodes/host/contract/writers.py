@@ -9,11 +9,12 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FunctionType, ModuleType
+from typing import Any, TypeAlias
 
 from .comfyui import comfy_nodes, get_executing_context, get_progress_state
 from .foreign_code import is_trusted
@@ -23,8 +24,9 @@ SAYS = not (off("texts") or off("panel"))  # this ComfyUI which node executes
 PACKAGE = __name__.rpartition(".host.")[0]  # that of the node classes of this pack
 # Links that hand on results: what is before the node that made them changed another MODEL, or a run that is over.
 RESULTS = frozenset(("AUDIO", "IMAGE", "LATENT", "MASK", "VIDEO"))
-# How surely code is a node's: in its class, in its file, in its pack.
-CLASS, FILE, PACK = 3, 2, 1
+# How surely code is a node's: in its class, in its file, in a file of which its own has something, in its pack.
+CLASS, FILE, USES, PACK = 4, 3, 2, 1
+Code: TypeAlias = tuple[str, str]  # the module and the name that something is defined under
 DEPTH = 8  # of containers in a MODEL's options; ComfyUI has four
 
 
@@ -89,6 +91,11 @@ def nodes_before() -> list[GraphNode]:
     return due[1:]
 
 
+def nodes_with_this() -> list[GraphNode]:
+    """As `nodes_before`, after the node that executes now."""
+    return [*filter(None, [executing_node()]), *nodes_before()]
+
+
 class Written:
     """What nodes wrote into a parallel MODEL, by identity, with the node that did; values stay alive in it."""
 
@@ -129,7 +136,7 @@ def writers_of(value: object, written: Written | None = None, *, surely: int = P
     a MODEL that it should have copied. `surely`: how surely code has to be a node's.
     """
     written = written or Written()
-    nodes = [*filter(None, [executing_node()]), *nodes_before()]
+    nodes = nodes_with_this()
     coded = _by_code([value], nodes, surely)
     seen = _in_graph(written.by(value), nodes)
     if seen is not None and (seen in coded or not coded):
@@ -141,7 +148,7 @@ def writers_of(value: object, written: Written | None = None, *, surely: int = P
 
 def is_of_a_node(value: object) -> bool:
     """Whether a function, or the class of an object, is the code of a pack of nodes."""
-    code = _code(value)
+    code = code_of(value)
     return any(_defines(kind, *code) for kind in comfy_nodes.NODE_CLASS_MAPPINGS.values())
 
 
@@ -168,15 +175,14 @@ def changers_of_models() -> list[GraphNode]:
 
 def packs_with_models() -> list[GraphNode]:
     """The nodes of packs that take a MODEL, the one that executes among them: of what has no code, one did it."""
-    nodes = [*filter(None, [executing_node()]), *nodes_before()]
-    return [node for node in nodes if not node.ours and not node.stock and "MODEL" in _taken(node)]
+    return [node for node in nodes_with_this() if not node.ours and not node.stock and "MODEL" in _taken(node)]
 
 
-def naming(nodes: Sequence[GraphNode], attribute: str) -> list[GraphNode]:
-    """Those of the nodes whose class's file, else pack, has this name in its source."""
+def naming(nodes: Sequence[GraphNode], attribute: str, *, pack: bool = True) -> list[GraphNode]:
+    """Those of the nodes whose class's file has this name in its source; with `pack`, else those whose pack has it."""
     word = re.compile(rf"\b{re.escape(attribute)}\b")
-    for pack in (False, True):
-        if found := [node for node in nodes if any(map(word.search, _sources(node.kind.__module__, pack=pack)))]:
+    for whole in (False, True)[: 1 + pack]:
+        if found := [node for node in nodes if any(map(word.search, _sources(node.kind.__module__, pack=whole)))]:
             return found
     return []
 
@@ -200,7 +206,20 @@ def still_there(node: GraphNode) -> bool:
 
 def defining_class(value: object) -> str:
     """The outermost name that a function or an object's class is defined under: of a node's code, the node's class."""
-    return _code(value)[1].partition(".")[0]
+    return code_of(value)[1].partition(".")[0]
+
+
+def defining(codes: Collection[Code], nodes: Sequence[GraphNode], least: int) -> list[GraphNode]:
+    """Those of the nodes that are most surely whose code it is, `least` so surely."""
+    for surely in range(CLASS, least - 1, -1):
+        if found := [node for node in nodes if any(_defines(node.kind, *code) >= surely for code in codes)]:
+            return found
+    return []
+
+
+def now_in_graph(node: GraphNode) -> GraphNode:
+    """The node by its number now."""
+    return _in_graph(node, nodes_with_this()) or node
 
 
 def around(value: object) -> dict[str, Any]:
@@ -216,12 +235,8 @@ def around(value: object) -> dict[str, Any]:
 
 
 def _by_code(values: Iterable[object], nodes: Sequence[GraphNode], least: int = PACK) -> list[GraphNode]:
-    """Those of the nodes whose class, else file, else pack defines one of the values; `least`: as surely as that."""
-    codes = [_code(value) for value in values]
-    for surely in range(CLASS, least - 1, -1):
-        if found := [node for node in nodes if any(_defines(node.kind, *code) >= surely for code in codes)]:
-            return found
-    return []
+    """Those of the nodes that are most surely whose code one of the values is, `least` so surely."""
+    return defining([code_of(value) for value in values], nodes, least)
 
 
 def _defines(kind: type, module: str, name: str) -> int:
@@ -231,8 +246,15 @@ def _defines(kind: type, module: str, name: str) -> int:
         if base.__module__ == module or _file(base.__module__) == _file(module) is not None:
             sure = max(sure, CLASS if f"{name}.".startswith(f"{base.__qualname__}.") else FILE)
         elif base.__module__.partition(".")[0] == module.partition(".")[0] and not _is_comfys(base.__module__):
-            sure = max(sure, PACK)
+            sure = max(sure, USES if _has_of(base.__module__, module) else PACK)
     return sure
+
+
+def _has_of(module: str, other: str) -> bool:
+    """Whether a module has another one, or something that is defined there, among its names."""
+    values = list(vars(sys.modules[module]).values()) if module in sys.modules else []
+    places = [each.__module__ for each in values if isinstance(each, type | FunctionType)]
+    return other in (*places, *(each.__name__ for each in values if isinstance(each, ModuleType)))
 
 
 def _sources(module: str, *, pack: bool) -> Iterator[str]:
@@ -248,7 +270,7 @@ def _is_comfys(module: str) -> bool:
     return module.partition(".")[0] in ("comfy", "comfy_api", "comfy_api_nodes", "comfy_extras", "nodes")
 
 
-def _code(value: object) -> tuple[str, str]:
+def code_of(value: object) -> Code:
     """The module and the name that a function, or the class of an object, is defined under."""
     while isinstance(value, functools.partial):
         value = value.func
@@ -267,7 +289,7 @@ def _known_classes(value: object) -> list[GraphNode]:
     """The class of nodes whose code a value is, where no graph is known: a script runs nodes."""
     if executing_node() is not None:
         return []
-    code = _code(value)
+    code = code_of(value)
     kinds = comfy_nodes.NODE_CLASS_MAPPINGS.items()
     return [GraphNode(node_id="", class_type=name) for name, kind in kinds if _defines(kind, *code) == CLASS]
 

@@ -23,15 +23,22 @@ from torch import nn
 
 from ..contract.comfyui import ModelPatcher, comfy
 from ..contract.foreign_code import PLAIN, foreign, is_trusted
-from ..contract.refusals import Refusal, refuse_by
+from ..contract.refusals import refuse_by
 from ..contract.writers import (
     FILE,
     PACK,
+    USES,
+    Code,
+    GraphNode,
     around,
     changers_of_models,
+    code_of,
+    defining,
     executing_node,
     is_of_a_node,
     naming,
+    nodes_with_this,
+    now_in_graph,
     packs_with_models,
     values_in,
     writers_of,
@@ -69,6 +76,11 @@ class Change:
     module: nn.Module
     made: _Made
 
+    @property
+    def key(self) -> tuple[str, object]:
+        """The same for the same change, found again."""
+        return self.what, repr(self.value) if _is_plain(self.value) else id(self.value)
+
     def take_back(self) -> None:
         """Have the module as it was made."""
         self.module.__class__ = self.made.kind
@@ -82,6 +94,23 @@ class Change:
                 del vars(self.module)[hooks][number]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Blamed:
+    """The classes of the nodes of which one made a change, () where the graph had none; `value` is alive in it."""
+
+    kinds: frozenset[str]
+    value: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakenBack:
+    """A change that was. `kinds`: as of `Blamed`; `code`: where what it put there is defined, None of a value."""
+
+    what: str
+    kinds: frozenset[str]
+    code: Code | None
+
+
 class AsMade:
     """What a transformer and the modules in it were made as. Refers to no module that has it as an attribute."""
 
@@ -89,8 +118,8 @@ class AsMade:
         self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
         self.code = CodeAsMade(transformer)
         self.told: set[str] = set()
-        self.blamed: dict[str, frozenset[str]] = {}  # the classes of nodes of which one set a value, by what it did
-        self.refused: list[Refusal] = []  # what was said of nodes whose code it is
+        self.blamed: dict[tuple[str, object], Blamed] = {}  # of what is changed now
+        self.taken_back: list[TakenBack] = []
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
         """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
@@ -118,16 +147,15 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
     as_made: Any = transformer.as_made
     changes = list(as_made.changes(transformer, deep=deep))
     if deep:
-        found = {change.what for change in changes}
-        as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
+        there = {change.key for change in changes}
+        as_made.blamed = {key: blamed for key, blamed in as_made.blamed.items() if key in there}
     for change in changes:
-        _refuse_of_graph(change.what, change.value, as_made)
+        _refuse_of_graph(change.what, change.value, as_made.blamed, change.key)
     for change in changes:  # none is of this graph: what is taken back of a module is all of it
         change.take_back()
-        log.warning("a node that is no longer in the graph had changed the model (%s); taken back", change.what)
-    for refusal in as_made.refused if executing_node() is not None else ():
-        if refusal.holds:  # what the node did was taken back, and ComfyUI, which has its result still, did not run it
-            raise ValueError(str(refusal))
+        code = None if _is_plain(change.value) else code_of(change.value)
+        as_made.taken_back.append(TakenBack(what=change.what, kinds=as_made.blamed[change.key].kinds, code=code))
+        log.warning("a node that this run does not depend on had changed the model (%s); taken back", change.what)
     for where, value in as_made.code.replaced():
         what = f"it replaces {where}"
         # of no other node of the graph: unlike a change of the model, this cannot be taken back
@@ -136,6 +164,28 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         if what not in as_made.told:
             log.warning("a node that is no longer in the graph had changed ComfyUI (%s); ranks do without", what)
         as_made.told.add(what)
+
+
+def num_taken_back(transformer: nn.Module) -> int:
+    """How many changes of a transformer have been taken back so far."""
+    as_made: Any = transformer.as_made
+    return len(as_made.taken_back)
+
+
+def refuse_taken_back(transformer: nn.Module, made_by: Iterable[tuple[GraphNode, int]]) -> None:
+    """Raise `ValueError` where a node of a pack that a MODEL comes from, and which ran when so many changes had been
+    taken back, made one that was taken back since: ComfyUI has its result, and did not run it for this run."""
+    as_made: Any = transformer.as_made
+    for node, before in made_by:
+        for change in as_made.taken_back[before:]:
+            if change.kinds:
+                its = node.class_type in change.kinds
+            elif change.code is None:
+                its = bool(naming([node], change.what.rpartition(".")[2], pack=False))
+            else:
+                its = bool(defining([change.code], [node], FILE))
+            if its:
+                raise refuse_by([now_in_graph(node)], change.what)
 
 
 def have_packs_around(options: Mapping[str, Any], names: Iterable[str] = AROUND) -> bool:
@@ -150,8 +200,8 @@ def refuse_changed_stock(transformer: nn.Module, fresh: nn.Module, patched: Coll
     as_made: Any = fresh.as_made
     refuse_on_stock(_of_packs(transformer, as_made.made, patched))
     for where, value in as_made.code.foreign():  # which may have been there before `fresh` was made
-        # what a pack's import put there, as Easy-Use's does, is no other node's of that pack
-        if nodes := writers_of(value, surely=FILE if is_imported(value) else PACK):
+        # what a pack's import put there, as Easy-Use's does, is no node's that has nothing of it
+        if nodes := writers_of(value, surely=USES if is_imported(value) else PACK):
             raise refuse_by(nodes, f"it replaces {where}")
 
 
@@ -197,28 +247,29 @@ def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
     return list(found.values())
 
 
-def _refuse_of_graph(what: str, value: object, as_made: AsMade | None = None) -> None:
-    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph. `as_made`: of
-    our own model, which notes what is said.
+def _refuse_of_graph(
+    what: str, value: object, blamed: dict[tuple[str, object], Blamed] | None = None, key: tuple[str, object] = ("", 0)
+) -> None:
+    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph.
 
     A plain value has no code. A node whose source has its name set it; of our own model, where no source has it, one of
-    those that were in the graph when it was found.
+    those that were in the graph when it was found. `blamed`: of our own model; whose a change was found to be first, it
+    stays, as other nodes may be in the next graph.
     """
     if _is_plain(value):
         there = packs_with_models()
-        nodes = surely = naming(there, what.rpartition(".")[2])
-        if as_made is not None:
-            kinds = as_made.blamed.setdefault(what, frozenset(node.class_type for node in nodes or there))
-            nodes = [node for node in there if node.class_type in kinds]
+        nodes = naming(there, what.rpartition(".")[2])
+        first = nodes or there
     else:
-        nodes = surely = writers_of(value)
+        nodes = writers_of(value)
         if not nodes and not is_of_a_node(value):
             nodes = changers_of_models()
+        first = nodes
+    if blamed is not None and executing_node() is not None:
+        kinds = blamed.setdefault(key, Blamed(kinds=frozenset(node.class_type for node in first), value=value)).kinds
+        nodes = [node for node in nodes_with_this() if node.class_type in kinds]
     if nodes or executing_node() is None:
-        refusal = Refusal(nodes=tuple(dict.fromkeys(nodes)), what=what)
-        if as_made is not None and surely and refusal not in as_made.refused:
-            as_made.refused.append(refusal)
-        raise ValueError(str(refusal))
+        raise refuse_by(nodes, what)
 
 
 def _of_packs(

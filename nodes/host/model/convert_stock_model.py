@@ -37,7 +37,7 @@ NODE = "Parallelize Model"
 COMPUTE_DTYPE = "manual_cast_dtype"  # the object patch of ModelComputeDtype
 OURS = (RUN_KEY, TOGETHER_KEY)  # the keys of wrappers
 LOADERS = ("load_diffusion_model", "load_checkpoint_guess_config")
-THEIR_NODES = ("UNETLoader", "CheckpointLoaderSimple")
+THEIR_NODES = ("UNETLoader", "CheckpointLoaderSimple", "ImageOnlyCheckpointLoader", "unCLIPCheckpointLoader")
 
 
 def parallelized(model: ModelPatcher, asked: Chooser) -> RemotePatcher:
@@ -93,7 +93,7 @@ def _refuse_loader(arguments: Sequence[object]) -> ValueError:
     """The error for a MODEL of a loader of a pack's own, which may have noted by what arguments it loads it again, or
     for one that a pack made of a stock loader's."""
     loader = loader_of_model()
-    if loader is not None and loader.class_type in THEIR_NODES:
+    if not arguments and loader is not None and loader.class_type in THEIR_NODES:
         if packs := packs_with_models():
             return refuse_by(packs, "it hands on another MODEL, one that names no file")
     files = [os.path.basename(each) for each in arguments if isinstance(each, str) and each.endswith(".safetensors")]

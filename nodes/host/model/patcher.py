@@ -39,11 +39,19 @@ from ..contract.refusals import (
     refused_here,
 )
 from ..contract.version import off
-from ..contract.writers import Written, changers_of_models, executing_node, nodes_of, values_in, writers_of
+from ..contract.writers import (
+    GraphNode,
+    Written,
+    changers_of_models,
+    executing_node,
+    nodes_of,
+    values_in,
+    writers_of,
+)
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
-from .changed_modules import AROUND_CALLS, have_packs_around, refuse_changed
+from .changed_modules import AROUND_CALLS, have_packs_around, num_taken_back, refuse_changed, refuse_taken_back
 from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_beyond_room, unequal
 from .pools import POOLS
 from .stand_in import RemoteModel
@@ -81,6 +89,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
         self._made_by, self._written = executing_node(), Written()
+        self._packs: tuple[tuple[GraphNode, int], ...] = ()  # it comes from, as `refuse_taken_back` takes them
 
     @property
     def plan(self) -> ParallelPlan:
@@ -100,7 +109,9 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.origin, copy.step_cache, copy.memory_text = self.origin, self.step_cache, self.memory_text
         copy.attention, copy.exchange = self.attention, self.exchange
         copy.worker_loop, copy.tries, copy.shares = self.worker_loop, self.tries, self.shares
-        copy.refused, copy._written = self.refused, self.written()
+        copy.refused, copy._written, copy._packs = self.refused, self.written(), self._packs
+        if (node := copy._made_by) is not None and not node.ours and not node.stock:
+            copy._packs = (*self._packs, (node, num_taken_back(self.model.diffusion_model)))
         return copy
 
     def written(self) -> Written:
@@ -532,6 +543,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
                 raise ValueError(str(refusal))
         check_transformer_options(self.model_options["transformer_options"], written=self.written())
         refuse_changed(self.model.diffusion_model, deep=True)
+        refuse_taken_back(self.model.diffusion_model, self._packs)
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""

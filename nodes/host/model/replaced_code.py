@@ -6,29 +6,31 @@ transformer is made. Owns that. Does not own what of it is refused, nor the tran
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import nn
 
 from ..contract.foreign_code import foreign
+from ..contract.writers import Code, code_of
 
 COMPUTES = "comfy.ldm."  # the package whose files and classes compute
-_IMPORTED: dict[int, object] = {}  # by identity; alive, as their ids count
+_IMPORTED: set[Code] = set()
 
 
 def note_imported() -> None:
     """Called before the first prompt: functions of packs that stand there were put there as the packs were imported."""
-    files = [vars(module) for name, module in list(sys.modules.items()) if name.startswith(COMPUTES)]
+    modules = [each for name, each in list(sys.modules.items()) if name.startswith(COMPUTES)]
+    files = [vars(each) for each in modules if isinstance(each, ModuleType)]
     kinds = [kind for names in files for kind in list(names.values()) if isinstance(kind, type)]
     for names in (*files, *(vars(kind) for kind in kinds if kind.__module__.startswith(COMPUTES))):
-        found = [each for each in list(names.values()) if isinstance(each, FunctionType) and foreign(each)]
-        _IMPORTED.update({id(each): each for each in found})
+        functions = [each for each in list(names.values()) if isinstance(each, FunctionType)]
+        _IMPORTED.update(code_of(each) for each in functions if foreign(each))
 
 
 def is_imported(function: object) -> bool:
     """Whether a function stood there before any node ran: it is there for all MODELs, and no node of a graph put it."""
-    return id(function) in _IMPORTED
+    return code_of(function) in _IMPORTED
 
 
 class CodeAsMade:

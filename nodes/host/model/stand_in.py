@@ -142,7 +142,7 @@ def _refuse_values(*_: object, **__: object) -> NoReturn:
     """
     now = executing_node()
     if now is not None and now.stock and (packs := packs_with_models()):
-        raise refuse_by(packs, "it hands on another MODEL around the weights of this one")
+        raise refuse_by(packs, "it moves the model's weights, or hands on another MODEL around them")
     raise ValueError(str(refused_here("it reads the model's weights")))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from host.outcomes import StockFailsError
 from parallel_runtime.models.hosted.deltas import PREFIX, MergedDeltas
 from parallel_runtime.models.parts import as_parameter, plain_parts
 from parallel_runtime.weight_delta import WeightDelta
@@ -37,7 +38,10 @@ def layer_of(kind: str, size: int) -> nn.Module:
     if isinstance(given, torch.dtype):
         held = weight.to(given)
     else:
-        held = comfy.quant_ops.QuantizedTensor.from_float(weight.bfloat16(), given)
+        try:
+            held = comfy.quant_ops.QuantizedTensor.from_float(weight.bfloat16(), given)
+        except KeyError as error:
+            raise StockFailsError(f"this ComfyUI's comfy_kitchen has no {given}") from error
         layer.layout_type = given  # which ComfyUI 0.24 asks for
     layer.weight = as_parameter(held)
     layer.bias = nn.Parameter(torch.randn(size, generator=numbers).bfloat16(), requires_grad=False)

@@ -1,6 +1,7 @@
 """The node that a refusal names is the one that did it: among several of its class, and behind somebody's `except`."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -78,12 +79,16 @@ def test_an_object_in_the_options_is_told_by_the_node_that_put_it_there(
     assert "transformer_options.frames_kept, a Projector" in said
 
 
+KNOWN = ("method for good", "value for good", "hook", "class", "wrapped")  # whose it is
+FOR_GOOD = (*KNOWN, "layer of torch")
+
+
 def test_what_a_node_changed_for_good_is_taken_back_once_the_node_is_gone(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     """The loader's MODEL is kept, and with it what the node did to its modules."""
     right = latent_of(client, ours(tiny_models))
-    for way in ("method for good", "value for good", "hook", "class"):
+    for way in FOR_GOOD:
         graph = between("ChangeModules", way=way)(tiny_models)
         for _ in range(2):  # the second time ComfyUI has the node's result
             assert "ChangeModules (node between): it " in client.queue(graph).error_line("KSampler")
@@ -95,7 +100,7 @@ def test_what_was_taken_back_is_refused_again_where_comfyui_keeps_older_results(
     plain = ours(tiny_models)
     with ComfyServer(models=tiny_models.models, flags=("--cache-lru", "50")) as server:
         client = ComfyClient(server.url)
-        for way in ("method for good", "value for good", "hook", "class"):
+        for way in KNOWN:
             graph = between("ChangeModules", way=way)(tiny_models)
             said = client.queue(graph).error_line("KSampler")
             for _ in range(2):
@@ -109,33 +114,43 @@ def test_what_was_taken_back_is_refused_again_where_comfyui_keeps_older_results(
 def test_a_node_of_the_same_pack_is_not_blamed_once_the_one_that_changed_the_model_is_gone(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
-    for way in ("method for good", "value for good", "hook", "class"):
+    for way in KNOWN:
         graph = workflows.between(between("ChangeModules", way=way)(tiny_models), "other", REACH, way="none")
         assert client.queue(graph).error_line("KSampler").startswith("ChangeModules (node between): it "), way
         client.queue(workflows.between(ours(tiny_models), "other", REACH, way="none")).require_success()
+
+
+def test_a_node_that_does_the_same_in_the_place_of_a_refused_one_is_refused(
+    client: ComfyClient, tiny_models: TinyModels
+) -> None:
+    for way in FOR_GOOD:
+        for name in ("ChangeModules", "ChangeInPlace"):
+            said = client.queue(between(name, way=way)(tiny_models)).error_line("KSampler")
+            assert said.startswith(f"{name} (node between): it "), way
 
 
 def test_what_a_node_changed_is_refused_where_a_sampler_ran_before_that_has_no_such_node(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     """ComfyUI runs the node, then the first sampler, for which what the node did is taken back, then the second."""
-    for way in ("method for good", "value for good", "hook", "class"):
+    for number, (name, way) in enumerate(itertools.product(("ChangeModules", "ChangeInPlace"), KNOWN[:4])):
         graph = ours(tiny_models)
-        graph["sampler"]["inputs"]["seed"] += len(way)  # or its result is kept
-        graph["between"] = node("ChangeModules", model=["model", 0], way=way)
+        graph["sampler"]["inputs"]["seed"] += 1 + number  # or its result is kept
+        graph["between"] = node(name, model=["model", 0], way=way)
         again = {**graph["sampler"]["inputs"], "model": ["between", 0], "latent_image": ["sampler", 0]}
         graph["next"] = node("KSampler", **again)
         graph["save"]["inputs"]["samples"] = ["next", 0]
-        result = client.queue(graph)
-        assert result.error_line("KSampler").startswith("ChangeModules (node between): it "), way
-        assert result.error["node_id"] == "next", "the first sampler computes what stock does without the node"
+        for _ in range(2):  # the second time ComfyUI has the node's result
+            result = client.queue(graph)
+            assert result.error_line("KSampler").startswith(f"{name} (node between): it "), way
+            assert result.error["node_id"] == "next", "the first sampler computes what stock does without the node"
 
 
 def test_what_a_node_changed_for_good_does_not_refuse_the_next_loader(
     client: ComfyClient, tiny_models: TinyModels
 ) -> None:
     right = latent_of(client, ours(tiny_models))
-    for way in ("method for good", "value for good", "hook", "class"):
+    for way in FOR_GOOD:
         client.queue(between("ChangeModules", way=way)(tiny_models)).error_line("KSampler")
         graph = ours(tiny_models)
         graph["config"]["inputs"]["again"] = way  # as a setting that changes nothing: the loader runs once more

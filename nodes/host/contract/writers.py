@@ -201,7 +201,7 @@ def appliers_of_controlnets() -> list[GraphNode]:
 def still_there(node: GraphNode) -> bool:
     """Whether what executes now depends on this node, set as it was; True where the graph is unknown."""
     now = executing_node()
-    return now is None or any(_alike(node, each) for each in [now, *nodes_before()])
+    return now is None or any(alike(node, each) for each in [now, *nodes_before()])
 
 
 def defining_class(value: object) -> str:
@@ -298,11 +298,12 @@ def _in_graph(node: GraphNode | None, nodes: Iterable[GraphNode]) -> GraphNode |
     """The node by its number now, as ComfyUI keeps results by their inputs, and another graph numbers them anew."""
     if node is None:
         return None
-    like = [each for each in nodes if _alike(node, each)]
+    like = [each for each in nodes if alike(node, each)]
     return node if node in like else like[0] if len(like) == 1 else None
 
 
-def _alike(one: GraphNode, other: GraphNode) -> bool:
+def alike(one: GraphNode, other: GraphNode) -> bool:
+    """Whether two nodes are the same by their class and settings."""
     return (one.class_type, one.settings) == (other.class_type, other.settings)
 
 

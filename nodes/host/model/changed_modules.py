@@ -12,7 +12,7 @@ Owns that. Does not own which node a piece of code belongs to (writers.py), nor 
 
 import dis
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
@@ -30,6 +30,7 @@ from ..contract.writers import (
     USES,
     Code,
     GraphNode,
+    alike,
     around,
     changers_of_models,
     code_of,
@@ -37,9 +38,9 @@ from ..contract.writers import (
     executing_node,
     is_of_a_node,
     naming,
-    nodes_with_this,
     now_in_graph,
     packs_with_models,
+    still_there,
     values_in,
     writers_of,
 )
@@ -76,11 +77,6 @@ class Change:
     module: nn.Module
     made: _Made
 
-    @property
-    def key(self) -> tuple[str, object]:
-        """The same for the same change, found again."""
-        return self.what, repr(self.value) if _is_plain(self.value) else id(self.value)
-
     def take_back(self) -> None:
         """Have the module as it was made."""
         self.module.__class__ = self.made.kind
@@ -95,20 +91,15 @@ class Change:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blamed:
-    """The classes of the nodes of which one made a change, () where the graph had none; `value` is alive in it."""
-
-    kinds: frozenset[str]
-    value: object
-
-
-@dataclass(frozen=True, kw_only=True)
 class TakenBack:
-    """A change that was. `kinds`: as of `Blamed`; `code`: where what it put there is defined, None of a value."""
+    """A change that was. `nodes`: of which one made it, () where none of the graph did; `code`: where what it put there
+    is defined, None of a plain value. `in_place`: the node, where it copied no MODEL.
+    """
 
     what: str
-    kinds: frozenset[str]
+    nodes: tuple[GraphNode, ...]
     code: Code | None
+    in_place: GraphNode | None
 
 
 class AsMade:
@@ -118,15 +109,22 @@ class AsMade:
         self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
         self.code = CodeAsMade(transformer)
         self.told: set[str] = set()
-        self.blamed: dict[tuple[str, object], Blamed] = {}  # of what is changed now
+        self.blamed: dict[
+            str, frozenset[str]
+        ] = {}  # by what was done, the classes in the graph where nothing says whose
         self.taken_back: list[TakenBack] = []
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
-        """What is no longer as it was made; `deep`: of the modules inside as well. None of those that are new."""
-        modules = transformer.named_modules() if deep else [("", transformer)]
-        for path, module in modules:
-            if (made := self.made.get(path)) is not None:
+        """What is no longer as it was made; `deep`: of the modules inside as well, but of those that are new."""
+        others: list[str] = []  # what is inside of another module is that one's
+        for path, module in transformer.named_modules() if deep else [("", transformer)]:
+            made = self.made.get(path)
+            if made is not None and not any(f"{path}.".startswith(f"{other}.") for other in others):
                 yield from _changes(path, module, made)
+                now = vars(module)["_modules"]
+                others += [
+                    f"{path}.{name}".lstrip(".") for name in made.children if made.children[name] is not now.get(name)
+                ]
 
 
 def note_as_made(transformer: nn.Module) -> None:
@@ -142,20 +140,32 @@ def _before_call(transformer: nn.Module, _: object) -> None:
     refuse_changed(transformer, deep=False)
 
 
-def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
-    """Raise `ValueError` for a change of a node that is in the graph. What another graph left behind is taken back."""
+def refuse_changed(
+    transformer: nn.Module, *, deep: bool, made_by: Sequence[tuple[GraphNode, int]] | None = None
+) -> None:
+    """Raise `ValueError` for a change of a node that is in the graph. What another graph left behind is taken back.
+
+    `made_by`, where a run begins: the nodes of packs that its MODEL comes from, with how many changes had been taken
+    back when each ran. What is a node's is taken back then, too, so that what is found next was done since, by
+    whichever node; a node whose change was taken back, and which ComfyUI did not run again, is refused for that.
+    """
     as_made: Any = transformer.as_made
     changes = list(as_made.changes(transformer, deep=deep))
     if deep:
-        there = {change.key for change in changes}
-        as_made.blamed = {key: blamed for key, blamed in as_made.blamed.items() if key in there}
-    for change in changes:
-        _refuse_of_graph(change.what, change.value, as_made.blamed, change.key)
-    for change in changes:  # none is of this graph: what is taken back of a module is all of it
-        change.take_back()
-        code = None if _is_plain(change.value) else code_of(change.value)
-        as_made.taken_back.append(TakenBack(what=change.what, kinds=as_made.blamed[change.key].kinds, code=code))
-        log.warning("a node that this run does not depend on had changed the model (%s); taken back", change.what)
+        found = {change.what for change in changes}
+        as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
+    whose = [_whose(change.what, change.value, as_made.blamed) for change in changes]
+    refusals = [refuse_by(nodes, change.what) for change, (nodes, _) in zip(changes, whose, strict=True) if nodes]
+    if refusals and made_by is None:
+        raise refusals[0]
+    # What is taken back of a module is all of it. Where nothing says whose it is, it stays while such a node is there.
+    stay = {id(change.module) for change, (nodes, known) in zip(changes, whose, strict=True) if nodes and not known}
+    for change, (nodes, _) in zip(changes, whose, strict=True):
+        if id(change.module) not in stay:
+            change.take_back()
+            as_made.taken_back.append(_taken_back(change.what, change.value, nodes, made_by or ()))
+    if refusals:
+        raise refusals[0]
     for where, value in as_made.code.replaced():
         what = f"it replaces {where}"
         # of no other node of the graph: unlike a change of the model, this cannot be taken back
@@ -164,28 +174,56 @@ def refuse_changed(transformer: nn.Module, *, deep: bool) -> None:
         if what not in as_made.told:
             log.warning("a node that is no longer in the graph had changed ComfyUI (%s); ranks do without", what)
         as_made.told.add(what)
+    if made_by is not None:
+        _refuse_taken_back(as_made.taken_back, made_by)
 
 
-def num_taken_back(transformer: nn.Module) -> int:
-    """How many changes of a transformer have been taken back so far."""
-    as_made: Any = transformer.as_made
-    return len(as_made.taken_back)
+def as_it_was(model: Any, made_by: Sequence[tuple[GraphNode, int]]) -> nn.Module:  # noqa: ANN401
+    """The transformer that a parallel model was made with, put back where another one is in its place. Raises
+    `ValueError` where a node of the graph put it there; `made_by` as of `refuse_changed`."""
+    made, now, what = model.made_with(), model.diffusion_model, f"it replaces {ROOT}"
+    if now is made:
+        return made
+    nodes, known = _whose(what, type(now), made.as_made.blamed)
+    if known or not nodes:
+        model.diffusion_model = made
+        made.as_made.taken_back.append(_taken_back(what, type(now), nodes, made_by))
+    if nodes:
+        raise refuse_by(nodes, what)
+    return made
 
 
-def refuse_taken_back(transformer: nn.Module, made_by: Iterable[tuple[GraphNode, int]]) -> None:
-    """Raise `ValueError` where a node of a pack that a MODEL comes from, and which ran when so many changes had been
-    taken back, made one that was taken back since: ComfyUI has its result, and did not run it for this run."""
-    as_made: Any = transformer.as_made
-    for node, before in made_by:
-        for change in as_made.taken_back[before:]:
-            if change.kinds:
-                its = node.class_type in change.kinds
-            elif change.code is None:
-                its = bool(naming([node], change.what.rpartition(".")[2], pack=False))
-            else:
-                its = bool(defining([change.code], [node], FILE))
-            if its:
-                raise refuse_by([now_in_graph(node)], change.what)
+def num_taken_back(model: Any) -> int:  # noqa: ANN401
+    """How many changes of a parallel model's transformer have been taken back so far."""
+    return len(model.made_with().as_made.taken_back)
+
+
+def _taken_back(
+    what: str, value: object, nodes: Sequence[GraphNode], made_by: Sequence[tuple[GraphNode, int]]
+) -> TakenBack:
+    if not nodes:
+        log.warning("a node that this run does not depend on had changed the model (%s); taken back", what)
+    its = nodes[0] if len(nodes) == 1 and not any(alike(nodes[0], node) for node, _ in made_by) else None
+    code = None if _is_plain(value) else code_of(value)
+    return TakenBack(what=what, nodes=tuple(nodes), code=code, in_place=its)
+
+
+def _refuse_taken_back(taken_back: Sequence[TakenBack], made_by: Sequence[tuple[GraphNode, int]]) -> None:
+    for number, change in enumerate(taken_back):
+        nodes = [node for node, before in made_by if before <= number and _did(node, change)]
+        if change.in_place is not None and still_there(change.in_place):
+            nodes.append(change.in_place)
+        if nodes:
+            raise refuse_by(map(now_in_graph, nodes), change.what)
+
+
+def _did(node: GraphNode, change: TakenBack) -> bool:
+    """Whether a node is one of those that may have made a change."""
+    if change.nodes:
+        return any(alike(node, each) for each in change.nodes)
+    if change.code is None:
+        return bool(naming([node], change.what.rpartition(".")[2], pack=False))
+    return bool(defining([change.code], [node], FILE))
 
 
 def have_packs_around(options: Mapping[str, Any], names: Iterable[str] = AROUND) -> bool:
@@ -209,7 +247,8 @@ def refuse_on_stock(changes: Iterable[tuple[str, object]]) -> None:
     """Raise `ValueError` for a change of a stock loader's model by a node of the graph; what another graph left behind
     the log tells. Each is what was done, in words that go on about the node, and its code."""
     for what, value in changes:
-        _refuse_of_graph(what, value)
+        if nodes := _whose(what, value)[0]:
+            raise refuse_by(nodes, what)
         log.warning("a node that is no longer in the graph had changed the stock model (%s); ranks do without", what)
 
 
@@ -247,29 +286,23 @@ def _inside(value: Any) -> Iterable[object]:  # noqa: ANN401
     return list(found.values())
 
 
-def _refuse_of_graph(
-    what: str, value: object, blamed: dict[tuple[str, object], Blamed] | None = None, key: tuple[str, object] = ("", 0)
-) -> None:
-    """Raise `ValueError` unless the code in `value` is that of a node which is no longer in the graph.
+def _whose(what: str, value: object, blamed: dict[str, frozenset[str]] | None = None) -> tuple[list[GraphNode], bool]:
+    """The nodes of the graph of which one made a change, and whether that is known. Raises `ValueError` outside of a
+    prompt.
 
-    A plain value has no code. A node whose source has its name set it; of our own model, where no source has it, one of
-    those that were in the graph when it was found. `blamed`: of our own model; whose a change was found to be first, it
-    stays, as other nodes may be in the next graph.
+    A plain value has no code; a node whose source has its name set it. Where nothing says whose a change is, one of the
+    packs' nodes made it; `blamed`, of our own model: a plain value, of those that were in the graph when it was found.
     """
-    if _is_plain(value):
-        there = packs_with_models()
-        nodes = naming(there, what.rpartition(".")[2])
-        first = nodes or there
-    else:
-        nodes = writers_of(value)
-        if not nodes and not is_of_a_node(value):
-            nodes = changers_of_models()
-        first = nodes
-    if blamed is not None and executing_node() is not None:
-        kinds = blamed.setdefault(key, Blamed(kinds=frozenset(node.class_type for node in first), value=value)).kinds
-        nodes = [node for node in nodes_with_this() if node.class_type in kinds]
-    if nodes or executing_node() is None:
+    there = packs_with_models()
+    nodes = naming(there, what.rpartition(".")[2]) if _is_plain(value) else writers_of(value)
+    if executing_node() is None:
         raise refuse_by(nodes, what)
+    if nodes or (blamed is None if _is_plain(value) else is_of_a_node(value)):
+        return nodes, True
+    if blamed is None or not _is_plain(value):
+        return there, False
+    kinds = blamed.setdefault(what, frozenset(node.class_type for node in there))
+    return [node for node in there if node.class_type in kinds], False
 
 
 def _of_packs(

@@ -51,7 +51,7 @@ from ..contract.writers import (
 from ..panel.progress import NodeText, StepText
 from ..sampling.run_context import Recorder, RunContext
 from .block_hooks import hook_models, hook_weights
-from .changed_modules import AROUND_CALLS, have_packs_around, num_taken_back, refuse_changed, refuse_taken_back
+from .changed_modules import AROUND_CALLS, as_it_was, have_packs_around, num_taken_back, refuse_changed
 from .measures import held_beyond_room, held_by_memory, measured_shares, refuse_beyond_room, unequal
 from .pools import POOLS
 from .stand_in import RemoteModel
@@ -111,7 +111,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         copy.worker_loop, copy.tries, copy.shares = self.worker_loop, self.tries, self.shares
         copy.refused, copy._written, copy._packs = self.refused, self.written(), self._packs
         if (node := copy._made_by) is not None and not node.ours and not node.stock:
-            copy._packs = (*self._packs, (node, num_taken_back(self.model.diffusion_model)))
+            copy._packs = (*self._packs, (node, num_taken_back(self.model)))
         return copy
 
     def written(self) -> Written:
@@ -339,7 +339,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self._check_carried()
         before = read_flags()
         super().pre_run(*more, **named)
-        refuse_changed(self.model.diffusion_model, deep=True)  # what a callback did for the time of the run
+        refuse_changed(as_it_was(self.model, self._packs), deep=True)  # what a callback did for the time of the run
         changed = [name for name, value in read_flags().items() if before.get(name) != value]
         if changed:
             set_flags(before)
@@ -542,8 +542,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
             if refusal.holds:
                 raise ValueError(str(refusal))
         check_transformer_options(self.model_options["transformer_options"], written=self.written())
-        refuse_changed(self.model.diffusion_model, deep=True)
-        refuse_taken_back(self.model.diffusion_model, self._packs)
+        refuse_changed(as_it_was(self.model, self._packs), deep=True, made_by=self._packs)
 
     def _check_remote(self) -> None:
         """What got in without asking the methods above."""

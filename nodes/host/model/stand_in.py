@@ -6,7 +6,7 @@ file is recognised (source.py).
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import NoReturn, Protocol
@@ -48,6 +48,7 @@ class RemoteModel(Protocol):
     corrected: CorrectedShares
     device: torch.device | None
     diffusion_model: torch.nn.Module
+    made_with: Callable[[], torch.nn.Module]  # the transformer, whatever a node has put in its place
     model_loaded_weight_memory: int
     current_weight_patches_uuid: object
 
@@ -131,6 +132,7 @@ def remote_hosted(source: HostedSource, pooled: PooledModel) -> comfy.model_base
     for module in transformer.modules():
         vars(module)["_apply"] = _refuse_values
     note_as_made(transformer)
+    model.made_with = lambda: transformer
     return model
 
 

@@ -13,6 +13,7 @@ from trace_samplers import NAME, load
 
 load(sys.argv[1])
 import models.cases  # noqa: E402, F401  which adds them
+from host.outcomes import StockFailsError  # noqa: E402
 from models.tiny import CASES, call  # noqa: E402
 
 changed_modules = importlib.import_module(f"{NAME}.nodes.host.model.changed_modules")
@@ -23,14 +24,23 @@ def what_changed(model, as_made):
     return [change.what for change in as_made.changes(model, deep=True)]
 
 
+looked_at = 0
 for name, make in CASES.items():
     with torch.no_grad():
-        model, inputs = make()
+        try:
+            model, inputs = make()
+        except StockFailsError:  # it has no such class
+            continue
         as_made = changed_modules.AsMade(model)
         assert as_made.code.replaced_before() == [], name
         for _ in range(2):
-            call(model, inputs)
+            try:
+                call(model, inputs)
+            except ValueError:  # as of Stable Audio's in ComfyUI 0.24; test_hosted_parity.py says so
+                break
             assert what_changed(model, as_made) == [], name
+            looked_at += 1
+assert looked_at > 2 * len(CASES) * 0.7
 
 # Each kind of plain value is found, in place as well, and taken back; what torch sets by itself is not.
 model, _ = CASES["Flux.1"]()
@@ -49,6 +59,18 @@ for change in found:
 assert what_changed(model, as_made) == [] and embedder.theta == 10000 and model.nothing is None and model.training
 embedder.axes_dim[0] += 2  # what was noted is another list than what was taken back
 assert what_changed(model, as_made) == [f"{root}.pe_embedder.axes_dim"]
+
+# Another model's block in ours is put back whole, and keeps what it has.
+model, other = CASES["Flux.1"]()[0], CASES["Flux.1"]()[0]
+as_made, theirs, mine = changed_modules.AsMade(model), other.single_blocks[0], model.single_blocks[0]
+theirs.register_forward_hook(lambda *_: None)
+model.single_blocks[0] = theirs
+(change,) = as_made.changes(model, deep=True)
+assert change.what == "it replaces diffusion_model.single_blocks.0"
+layer, hooks = theirs.linear1, dict(theirs._forward_hooks)
+change.take_back()
+assert model.single_blocks[0] is mine and theirs.linear1 is layer and theirs._forward_hooks == hooks
+assert what_changed(model, as_made) == []
 
 # A value has no code: the nodes whose source has its name set it, here this file's.
 writers = importlib.import_module(f"{NAME}.nodes.host.contract.writers")

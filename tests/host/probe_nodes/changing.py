@@ -110,6 +110,18 @@ def of_the_class(model: Any) -> None:
     model.set_model_unet_function_wrapper(wrapper)
 
 
+class Wrapped(torch.nn.Module):
+    """A pack's module around the transformer."""
+
+    def __init__(self, transformer: torch.nn.Module) -> None:
+        super().__init__()
+        self.inside = transformer
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """As the transformer."""
+        return self.inside(*args, **kwargs)
+
+
 class OtherClass:
     """What a pack's own class of the transformer has more, or in the place of ComfyUI's."""
 
@@ -147,6 +159,9 @@ WAYS: dict[str, Callable[[Any], None]] = {
     # As Spectrum does to read what a block makes.
     "hook": lambda model: model.model.diffusion_model.single_blocks[0].register_forward_hook(lambda *_: None),
     "class": other_class,
+    # As compiling nodes and those do that wrap it in a module of their own.
+    "wrapped": lambda model: setattr(model.model, "diffusion_model", Wrapped(model.model.diffusion_model)),
+    "layer of torch": lambda model: model.model.diffusion_model.single_blocks.__setitem__(1, torch.nn.Identity()),
 }
 
 
@@ -154,6 +169,13 @@ WAYS: dict[str, Callable[[Any], None]] = {
 def change_modules(model: io.Model, way: str) -> io.NodeOutput:
     """Changes modules in one of WAYS."""
     model = model.clone()
+    WAYS[way](model)
+    return io.NodeOutput(model)
+
+
+@node("ChangeInPlace", way=list(WAYS), gives=[io.Model])
+def change_in_place(model: io.Model, way: str) -> io.NodeOutput:
+    """As ChangeModules, of the MODEL that it is given, which it hands on."""
     WAYS[way](model)
     return io.NodeOutput(model)
 

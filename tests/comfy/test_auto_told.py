@@ -14,8 +14,8 @@ def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
 ) -> None:
     before = comfy_server.log.count(LOGGED)
     stock = workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=61)
-    # loop: an input that no other test gives under auto, or ComfyUI has the node in its cache
-    result = client.queue(to_latent(parallel(stock, loop="auto"))).require_success()
+    # An input that nobody reads and no other test gives, or ComfyUI may have the node in its cache.
+    result = client.queue(to_latent(parallel(stock, told="once"))).require_success()
     (shown,) = result.outputs["config"]["parallel_dit"]
     assert shown["text"][:3] == ["uly2", "cpu:0: 1/2 of the attention heads", "cpu:1: 1/2 of the attention heads"]
     assert shown["text"][3].startswith("all 2 CPU ranks are used, as named")
@@ -25,6 +25,6 @@ def test_auto_says_on_both_nodes_and_once_in_the_log_why_it_took_its_plan(
     assert all(text.splitlines()[-1].startswith("uly2 is proven") for text in told)
     assert comfy_server.log.count(LOGGED) == before + 1
 
-    again = parallel(workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=62), loop="auto")
+    again = parallel(workflows.text_to_image(tiny_models, steps=2, width=96, height=80, seed=62), told="once")
     client.queue(to_latent(again)).require_success()
     assert comfy_server.log.count(LOGGED) == before + 1  # the same MODEL, so nothing was decided again

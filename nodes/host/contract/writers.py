@@ -137,11 +137,11 @@ def writers_of(value: object, written: Written | None = None, *, surely: int = P
     """
     written = written or Written()
     nodes = nodes_with_this()
-    coded = _by_code([value], nodes, surely)
+    coded = defining([code_of(value)], nodes, surely)
     seen = _in_graph(written.by(value), nodes)
     if seen is not None and (seen in coded or not coded):
         return [seen]
-    coded = coded or _by_code(_used_by(value), nodes, surely)
+    coded = coded or defining([code_of(each) for each in _used_by(value)], nodes, surely)
     wrote = [node for node in coded if node in written.nodes()]
     return wrote or coded or _known_classes(value)
 
@@ -200,8 +200,8 @@ def appliers_of_controlnets() -> list[GraphNode]:
 
 def still_there(node: GraphNode) -> bool:
     """Whether what executes now depends on this node, set as it was; True where the graph is unknown."""
-    now = executing_node()
-    return now is None or any(alike(node, each) for each in [now, *nodes_before()])
+    there = nodes_with_this()
+    return not there or any(alike(node, each) for each in there)
 
 
 def defining_class(value: object) -> str:
@@ -232,11 +232,6 @@ def around(value: object) -> dict[str, Any]:
         with suppress(ValueError):  # it has none yet
             found[name] = cell.cell_contents
     return found
-
-
-def _by_code(values: Iterable[object], nodes: Sequence[GraphNode], least: int = PACK) -> list[GraphNode]:
-    """Those of the nodes that are most surely whose code one of the values is, `least` so surely."""
-    return defining([code_of(value) for value in values], nodes, least)
 
 
 def _defines(kind: type, module: str, name: str) -> int:

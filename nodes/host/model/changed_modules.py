@@ -109,9 +109,8 @@ class AsMade:
         self.made = {path: _look_at(module) for path, module in transformer.named_modules()}
         self.code = CodeAsMade(transformer)
         self.told: set[str] = set()
-        self.blamed: dict[
-            str, frozenset[str]
-        ] = {}  # by what was done, the classes in the graph where nothing says whose
+        # The classes of packs' nodes that were in the graph, by what was done to a value, where nothing says by which.
+        self.blamed: dict[str, frozenset[str]] = {}
         self.taken_back: list[TakenBack] = []
 
     def changes(self, transformer: nn.Module, *, deep: bool) -> Iterator[Change]:
@@ -154,13 +153,13 @@ def refuse_changed(
     if deep:
         found = {change.what for change in changes}
         as_made.blamed = {what: kinds for what, kinds in as_made.blamed.items() if what in found}
-    whose = [_whose(change.what, change.value, as_made.blamed) for change in changes]
-    refusals = [refuse_by(nodes, change.what) for change, (nodes, _) in zip(changes, whose, strict=True) if nodes]
+    whose = [(change, *_whose(change.what, change.value, as_made.blamed)) for change in changes]
+    refusals = [refuse_by(nodes, change.what) for change, nodes, _ in whose if nodes]
     if refusals and made_by is None:
         raise refusals[0]
     # What is taken back of a module is all of it. Where nothing says whose it is, it stays while such a node is there.
-    stay = {id(change.module) for change, (nodes, known) in zip(changes, whose, strict=True) if nodes and not known}
-    for change, (nodes, _) in zip(changes, whose, strict=True):
+    stay = {id(change.module) for change, nodes, known in whose if nodes and not known}
+    for change, nodes, _ in whose:
         if id(change.module) not in stay:
             change.take_back()
             as_made.taken_back.append(_taken_back(change.what, change.value, nodes, made_by or ()))

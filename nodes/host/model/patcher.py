@@ -89,7 +89,7 @@ class RemotePatcher(comfy.model_patcher.ModelPatcher):
         self.refused: tuple[Refusal, ...] = ()  # what nodes were refused, also those that went on
         self.clones = WeakSet["RemotePatcher"]()  # of a root, those that are alive
         self._made_by, self._written = executing_node(), Written()
-        self._packs: tuple[tuple[GraphNode, int], ...] = ()  # it comes from, as `refuse_taken_back` takes them
+        self._packs: tuple[tuple[GraphNode, int], ...] = ()  # it comes from, as `refuse_changed` takes them
 
     @property
     def plan(self) -> ParallelPlan:

@@ -111,17 +111,23 @@ of_class = lambda *given, **named: None  # noqa: E731
 kinds = {"Here": type("Here", (), {"__module__": "a_pack.attention"})}
 kinds["Beside"] = type("Beside", (), {"__module__": "a_pack.nodes"})
 here, beside = (writers.GraphNode(node_id="1", class_type=name) for name in kinds)
+
+
+def by_code(nodes, least):
+    return writers.defining([writers.code_of(theirs)], nodes, least)
+
+
 with patch.dict(writers.comfy_nodes.NODE_CLASS_MAPPINGS, kinds):
-    assert writers._by_code([theirs], [beside]) == [beside] and writers._by_code([theirs], [beside, here]) == [here]
-    assert writers._by_code([theirs], [beside], writers.USES) == []
-    assert writers._by_code([theirs], [beside, here], writers.USES) == [here]
+    assert by_code([beside], writers.PACK) == [beside] and by_code([beside, here], writers.PACK) == [here]
+    assert by_code([beside], writers.USES) == []
+    assert by_code([beside, here], writers.USES) == [here]
     # One that has something of that file in its own, as layerdiffuse's node, may have switched it on.
     its = {"a_pack.nodes": ModuleType("a_pack.nodes"), "a_pack.attention": ModuleType("a_pack.attention")}
     with patch.dict(sys.modules, its):
         for switch in (its["a_pack.attention"], kinds["Here"], theirs):
-            assert writers._by_code([theirs], [beside], writers.USES) == []
+            assert by_code([beside], writers.USES) == []
             with patch.object(its["a_pack.nodes"], "switch", switch, create=True):
-                assert writers._by_code([theirs], [beside], writers.USES) == [beside], switch
+                assert by_code([beside], writers.USES) == [beside], switch
 with patch.object(flux_math, "optimized_attention", theirs), patch.object(type(stock), "forward_orig", of_class):
     assert not replaced_code.is_imported(theirs)
     replaced_code.note_imported()

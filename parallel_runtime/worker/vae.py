@@ -31,6 +31,7 @@ class RankVae:
         self._held: tuple[int, torch.nn.Module, Mapping[str, bool | str]] | None = None
         self._handle = 0  # of what is held or coming
         self._coming: dict[str, torch.Tensor] = {}
+        self._on_host: dict[str, torch.Tensor] = {}  # its weights, while they are on a GPU, too
         self.on_device = False  # on a GPU: between the rounds of a decode, and after one that was given up there
         self._sign_of_life: Callable[[], None] = lambda: None  # of the request that runs
 
@@ -65,20 +66,23 @@ class RankVae:
         return state.numpy().tobytes()
 
     def leave_device(self) -> None:
-        """The weights go to host memory, where they are not there."""
+        """The module has its weights in host memory, which nothing has changed meanwhile."""
         if self._held is not None and self.on_device:
-            self._held[1].to(CPU)
+            module = self._held[1]
+            module.load_state_dict(self._on_host, assign=True)
+            module.to(CPU)  # what else it has
             torch.cuda.empty_cache()
-        self.on_device = False
+        self._on_host, self.on_device = {}, False
 
     def drop(self, handle: int) -> None:
         """Keep nothing of a VAE, whether all of it came or not; nothing where another is held."""
         if handle == self._handle:
-            self._held, self._coming, self.on_device = None, {}, False
+            self._held, self._coming, self._on_host, self.on_device = None, {}, {}, False
 
     def _hold(self, request: HoldVae, tensors: Mapping[str, torch.Tensor]) -> MemoryReply:
         if request.first:
-            self._held, self._coming, self._handle = None, {}, request.vae
+            self.drop(self._handle)
+            self._handle = request.vae
         for number, name in enumerate(request.names):
             self._coming[name] = tensors[f"w{number}"].clone()
         if request.last:
@@ -120,7 +124,8 @@ class RankVae:
         mine = request.tiles[self._rank]
         random = self._random_state()
         if mine:
-            self.on_device = self._device.type != "cpu"
+            if self._device.type != "cpu" and not self.on_device:
+                self._on_host, self.on_device = dict(module.state_dict()), True
             module.to(self._device)
         for done, number in enumerate(mine, start=1):
             self._sign_of_life()

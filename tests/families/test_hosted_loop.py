@@ -83,6 +83,16 @@ def test_a_noise_mask_of_a_video_with_sound_is_sampled_wherever_the_loop_is(
     assert relative_error(plain, masked) > VISIBLE
 
 
+def test_a_list_shows_the_steps_of_a_video_with_sound(hosted_client: ComfyClient, stock: Stock) -> None:
+    """ComfyUI's samplers have its two latents packed into one, of which no picture can be made."""
+    graph = small("minimax h3 t2v", steps=2)
+    mine = parallelized(graph, **PLANS[PLAN])
+    mine["sampler"]["class_type"] = "ParallelFluxListSampler"
+    result = hosted_client.queue(mine)
+    assert relative_error(saved_latent(hosted_client, result), stock(graph)) <= ROUNDING
+    assert len(result.previews) == 2 * BY_NAME["minimax h3 t2v"].shown > 0
+
+
 def controlled(graph: Workflow) -> Workflow:
     """With a second prompt beside the first."""
     graph["both"] = node("ConditioningCombine", conditioning_1=["positive", 0], conditioning_2=["negative", 0])

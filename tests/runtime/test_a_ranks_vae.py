@@ -105,31 +105,63 @@ def test_a_vae_is_built_once_all_of_it_came_and_each_of_its_layers_is_a_sign_of_
     assert (said, freed) == (["beat"] * 2, [8, 2])
 
 
-@pytest.mark.parametrize(("device", "there"), [(CPU, False), (torch.device("meta"), True)])
-def test_a_vae_is_on_its_device_while_tiles_are_decoded(device: torch.device, there: bool) -> None:
-    moved, seen = list[torch.device](), list[bool]()
+class Doubling(torch.nn.Module):
+    """A network whose weight and buffer beside it are where they are asked to be, and which says where it decodes."""
+
+    def __init__(self, seen: list[str]) -> None:
+        super().__init__()
+        self.weight, self.seen = torch.nn.Parameter(torch.tensor([2.0])), seen
+        self.register_buffer("beside", torch.tensor(3.0), persistent=False)
+
+    def decode(self, x: torch.Tensor) -> torch.Tensor:
+        """What a tile becomes has the wrong shape, so that the decode ends there."""
+        self.seen.append(f"{self.weight.device} {self.beside.device}")
+        return x[:0]
+
+
+@pytest.mark.parametrize(("device", "there"), [(CPU, "cpu cpu"), (torch.device("meta"), "meta meta")])
+def test_a_vae_is_on_its_device_while_tiles_are_decoded(
+    device: torch.device, there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors of the device "meta" have no values: what is back is what host memory had, and was not copied."""
     vae: Any = Engine(rank=0, device=CPU, segments=table()).vae
     vae._device, vae._random_state = device, lambda: b""
-    network = SimpleNamespace(decode=lambda x: (seen.append(vae.on_device), x[:0])[1], to=moved.append)
+    seen, emptied = list[str](), list[int]()
+    network = Doubling(seen)
+    where = network.weight.data_ptr()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+    monkeypatch.setattr(network, "to", lambda to: _moved(network, to))
     vae._segments = SimpleNamespace(tensor=lambda spec: torch.zeros(2))
     vae._held = (7, network, {})
     specs = [SimpleNamespace(name=name) for name in ("in0", "out0")]
     tell: dict[str, Any] = {"progress": None, "cancelled": lambda: False, "beat": lambda: None}
-    for tiles in ((), (0,)):
+    for tiles in ((), (0,), (0,)):
         vae.answer(DecodeTiles(vae=7, method="decode", tiles=(tiles,), last=False), specs, **tell)
-        assert (moved, seen) == (([device, *[CPU] * there], [there]) if tiles else ([], []))
+        assert network.weight.tolist() == [2.0] and network.weight.data_ptr() == where and not vae._on_host
+    assert seen == [there] * 2 and emptied == ([] if there == "cpu cpu" else [1, 1])
+
+
+def _moved(network: Doubling, to: torch.device) -> None:
+    """As `Module.to`, whose meta tensors have values again on the CPU: else a buffer beside the weights could not."""
+    network.beside = torch.tensor(3.0) if to == CPU else network.beside.to(to)
+    network.weight = torch.nn.Parameter(network.weight.to(to))
 
 
 def test_weights_of_a_vae_leave_a_gpu_once_and_before_any_other_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    moved, emptied = list[torch.device](), list[int]()
+    moved, put, emptied = list[torch.device](), list[object](), list[int]()
     engine: Any = Engine(rank=0, device=CUDA, segments=table())
-    engine.vae._held = (7, SimpleNamespace(to=moved.append), {})
+    network = SimpleNamespace(to=moved.append, load_state_dict=lambda weights, assign: put.append((weights, assign)))
+    engine.vae._held, kept = (7, network, {}), {"weight": torch.ones(1)}
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     engine.vae.leave_device()
-    assert (moved, emptied) == ([], [])
-    engine.vae.on_device = True
+    assert (moved, put, emptied) == ([], [], [])
+    engine.vae.on_device, engine.vae._on_host = True, kept
     tell = {"progress": lambda _: None, "cancelled": lambda: False, "beat": lambda: None}
     change = ChangeWeights(model=1, records=(), side_branch=False, first=True, last=True)
     for _ in range(2):
         engine.handle(change, (), **tell)
-    assert (moved, emptied, engine.vae.on_device) == ([CPU], [1], False)
+    assert (moved, put, emptied, engine.vae.on_device) == ([CPU], [(kept, True)], [1], False)
+    engine.vae.on_device, engine.vae._on_host = True, kept
+    of: Any = {"vae": 8, "comfyui": "/c", "dtype": "float16", "metadata": {}, "flags": {}}
+    engine.vae._hold(HoldVae(**of, names=(), first=True, last=False), {})
+    assert not engine.vae.on_device and not engine.vae._on_host, "another VAE has nothing there"

@@ -301,9 +301,9 @@ def with_context(
 
 
 def _latent_shape(noise: torch.Tensor, named: Mapping[str, Any]) -> Sequence[int]:
-    """Of the first of the run's latents; ComfyUI packs several into one."""
+    """Of the run's latent; () where ComfyUI packs several into one, whose channels differ."""
     shapes: Sequence[Sequence[int]] = named.get("latent_shapes") or [noise.shape]
-    return shapes[0]
+    return shapes[0] if len(shapes) == 1 else ()
 
 
 def _sizes_of_run(patcher: RemotePatcher, noise: torch.Tensor) -> dict[str, int]:

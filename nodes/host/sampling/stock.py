@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.planner.automatic import Decision
 from ....parallel_runtime.proof import Proof
 from ..clock import synchronized_s
-from ..contract.comfyui import ModelPatcher, WrappersMP, comfy, comfy_nodes
+from ..contract.comfyui import ModelPatcher, NestedTensor, WrappersMP, comfy, comfy_nodes
 from ..contract.order import StepCache, skipped_by_stock
 from ..model.patcher import RemotePatcher
 from ..model.pooled_model import PooledModel
@@ -118,7 +119,9 @@ def timed_run(
         record.loop_reason = "the MODEL is a stock loader's"
     if beside:
         timed.set_additional_models(WRAPPER_KEY, list(beside))
-    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device, on_step))
+    if on_step is not None:
+        timed.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, _telling(on_step))
+    timed.add_wrapper_with_key(WrappersMP.SAMPLER_SAMPLE, WRAPPER_KEY, _clock(record, model.load_device))
     (result,) = comfy_nodes.common_ksampler(timed, **settings)
     record.device, record.sizes = model.load_device, sizes_of(model, result)
     record.load_s = max(0.0, record.began_s - called_s)
@@ -157,7 +160,36 @@ def told_of_another_model(error: BaseException, model: ModelPatcher, shape: Sequ
     )
 
 
-def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None) -> Callable[..., torch.Tensor]:
+def _telling(on_step: OnStep) -> Callable[..., torch.Tensor]:
+    """A wrapper of a whole run that has `on_step` in place of its callback; of several latents in one it gets each, as
+    ComfyUI's own callback does."""
+
+    def run(
+        executor: Callable,
+        noise: torch.Tensor,
+        latent: torch.Tensor,
+        sampler: comfy.samplers.Sampler,
+        sigmas: torch.Tensor,
+        denoise_mask: torch.Tensor | None,
+        callback: OnStep | None,
+        *rest: object,
+        **named: Any,  # noqa: ANN401  ComfyUI's
+    ) -> torch.Tensor:
+        shapes = named.get("latent_shapes") or ()
+
+        def parts(packed: torch.Tensor) -> torch.Tensor:
+            return NestedTensor(comfy.utils.unpack_latents(packed, shapes))
+
+        def tell(step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
+            on_step(step, parts(denoised), parts(x), total_steps)
+
+        told = tell if len(shapes) > 1 else on_step
+        return executor(noise, latent, sampler, sigmas, denoise_mask, told, *rest, **named)
+
+    return run
+
+
+def _clock(record: SamplingRecord, device: torch.device) -> Callable[..., torch.Tensor]:
     """A wrapper of the sampler's loop: after models are loaded, before the first step, until after the last."""
 
     def run(
@@ -169,16 +201,14 @@ def _clock(record: SamplingRecord, device: torch.device, on_step: OnStep | None)
         *rest: object,
         **named: object,
     ) -> torch.Tensor:
-        tell = on_step or callback
-
         def step_done(step: int, denoised: torch.Tensor, x: torch.Tensor, total_steps: int) -> None:
             now_s = synchronized_s(device)
             record.step_s.append(now_s - marks[-1])
             marks.append(now_s)
             if context is not None:
                 context.step += 1
-            if tell is not None:
-                tell(step, denoised, x, total_steps)
+            if callback is not None:
+                callback(step, denoised, x, total_steps)
 
         context = run_of(extra["model_options"])
         marks = [synchronized_s(device)]

@@ -10,7 +10,7 @@ import json
 import logging
 import uuid
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import NoneType
@@ -37,7 +37,20 @@ ROUND_TILES = 256
 OWN_TILES = "_decode_pixels"  # the network of one tile, in a class that tiles by itself (MiniMax H3)
 CPU = torch.device("cpu")
 PLAIN = (bool, int, float, str, type, NoneType)
-_KEYS: "weakref.WeakKeyDictionary[torch.nn.Module, str]" = weakref.WeakKeyDictionary()
+LOOKED_AT = 64  # numbers of each weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A VAE that was decoded over ranks: the key of its weights, numbers of them, and what a rank builds of them, on
+    meta."""
+
+    key: str
+    numbers: torch.Tensor
+    again: torch.nn.Module
+
+
+_KNOWN: "weakref.WeakKeyDictionary[torch.nn.Module, Known]" = weakref.WeakKeyDictionary()
 
 
 class CannotShareError(Exception):
@@ -280,7 +293,10 @@ def _refuse_unfit(vae: VAE, latent: dict, devices: Sequence[Device]) -> torch.Te
 
 
 def weights_of(vae: VAE) -> VaeWeights:
-    """The loaded VAE's weights, if from them alone ComfyUI builds the same again. Raises `CannotShareError`."""
+    """The loaded VAE's weights, if from them alone ComfyUI builds the same again. Raises `CannotShareError`.
+
+    A node may change a VAE in place that was decoded before: then it is another, or none that ranks can have.
+    """
     module, patcher = vae.first_stage_model, vae.patcher
     if patcher.model.current_weight_patches_uuid not in (None, patcher.patches_uuid):
         comfy.model_management.load_models_gpu([patcher])  # takes back what a copy of it had patched in
@@ -290,21 +306,29 @@ def weights_of(vae: VAE) -> VaeWeights:
         raise CannotShareError(f"{kind} has weights of {', '.join(sorted(odd))}")
     config = vars(module).get("config")
     metadata = {"config": json.dumps({"vae": config})} if isinstance(config, dict) else {}
-    if module not in _KEYS:
-        again = _again(vae, tensors, metadata)
-        if again is None:
-            raise CannotShareError(f"ComfyUI builds a {kind} like this from values of its weights")
-        if not _alike(module, again):
-            raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
-    key = _KEYS.setdefault(module, uuid.uuid4().hex)
+    known = _KNOWN.get(module)
+    again = _again(vae, tensors, metadata) if known is None else known.again
+    if again is None:
+        raise CannotShareError(f"ComfyUI builds a {kind} like this from values of its weights")
+    if not _alike(module, again):
+        raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
+    numbers = _numbers_of(tensors.values())
+    if known is None or not torch.equal(numbers, known.numbers):
+        known = _KNOWN[module] = Known(key=uuid.uuid4().hex, numbers=numbers, again=again)
     return VaeWeights(
-        key=key,
+        key=known.key,
         comfyui=this_comfyui(),
         dtype=vae.vae_dtype,
         tensors=tensors,
         metadata=metadata,
         flags=read_flags(),
     )
+
+
+def _numbers_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Some numbers of each tensor, evenly from all over it, in fp64: which an edit of the tensor changes."""
+    flat = (each.reshape(-1) for each in tensors)
+    return torch.cat([each[:: len(each) // LOOKED_AT + 1].to(CPU, torch.float64) for each in flat])
 
 
 def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> torch.nn.Module | None:

@@ -306,8 +306,10 @@ PARALLELIZE = """
 LIST = """
     comfy.controlnet.ControlBase.set_previous_controlnet
     comfy.controlnet.ControlBase:previous_controlnet
+    comfy.nested_tensor.NestedTensor
     comfy.sampler_helpers.get_additional_models(conds, dtype)
     comfy.utils.ProgressBar
+    comfy.utils.unpack_latents(combined_latent, latent_shapes)
     latent_preview.get_previewer
 """
 BENCHMARK = """

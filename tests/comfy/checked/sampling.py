@@ -22,11 +22,11 @@ samplers, extension, controlnet, sd, utils, stock_nodes = (
         *("comfy.samplers", "comfy.patcher_extension", "comfy.controlnet", "comfy.sd", "comfy.utils", "nodes"),
     )
 )
-together, lists, stock, late, decode, decoding, order, run_context = (
+together, lists, stock, late, decode, decoding, order, run_context, new_model = (
     importlib.import_module(f"{NAME}.nodes.host.{name}")
     for name in (
         *("tasks.cond_tasks", "tasks.list_sampling", "sampling.stock", "sampling.late_previews"),
-        *("vae.parallel_decode", "vae.decoding", "contract.order", "sampling.run_context"),
+        *("vae.parallel_decode", "vae.decoding", "contract.order", "sampling.run_context", "model.new_model"),
     )
 )
 plans, devices, replies = (
@@ -262,7 +262,7 @@ run = SimpleNamespace(
     step=0, decision="a plan", proofs=[1], remarks=["r"], loop="host", loop_reason="why", step_cache=0.2
 )
 record = stock.SamplingRecord(decision="before")
-clock = stock._clock(record, torch.device("cpu"), None)
+clock = stock._clock(record, torch.device("cpu"))
 extra = {"model_options": {"transformer_options": {run_context.RUN_KEY: run}}}
 assert clock(sampled, "g", "s", extra, lambda *given: told.append(given), 1, a=2) == ("g", "s", (1,), {"a": 2})
 assert (record.began_s, record.step_s, record.denoise_s, run.step) == (10.0, [1.0, 2.0], 4.5, 2)
@@ -270,13 +270,34 @@ assert told == [(0, "denoised", "x", 2), (1, "denoised", "x", 2)]
 assert (record.decision, record.proofs, record.remarks) == ("a plan", [1], ["r"])
 assert (record.loop, record.loop_reason, record.step_cache, record.skipped) == ("host", "why", 0.2, None)
 ticks, record = iter((0.0, 1.0, 2.0, 3.0)), stock.SamplingRecord(decision="before")
-mine = []
-stock._clock(record, torch.device("cpu"), lambda *given: mine.append(given))(
-    sampled, "g", "s", {"model_options": {}}, lambda *given: told.append(given)
-)
-assert (len(told), len(mine), record.decision, record.step_cache, record.proofs) == (2, 2, None, 0.0, ())
+told.clear()
+stock._clock(record, torch.device("cpu"))(sampled, "g", "s", {"model_options": {}}, lambda *given: told.append(given))
+assert (len(told), record.decision, record.step_cache, record.proofs) == (2, None, 0.0, ())
 ticks = iter((0.0, 1.0, 2.0, 3.0))
-stock._clock(record, torch.device("cpu"), None)(sampled, "g", "s", {"model_options": {}}, None)
+stock._clock(record, torch.device("cpu"))(sampled, "g", "s", {"model_options": {}}, None)
+
+# What a list shows of a step takes the place of the run's callback; several latents in one come apart.
+seen = []
+telling = stock._telling(lambda *given: seen.append(given))
+packed, shapes = utils.pack_latents([drawn(1, 3, 2, 4, 4), drawn(1, 5, 6)])
+
+
+def whole_run(noise, latent, sampler, sigmas, mask, callback, *rest, **named):
+    callback(0, latent, noise, 2)
+    return mask, rest, named
+
+
+one = torch.zeros(1, 4, 8, 8)
+assert telling(whole_run, one, one, "s", "t", "m", print, 1, latent_shapes=[one.shape]) == (
+    *("m", (1,), {"latent_shapes": [one.shape]}),
+)
+assert telling(whole_run, one, one, "s", "t", denoise_mask=None, callback=print) == (None, (), {})
+assert len(seen) == 2 and all(given[1] is one for given in seen)
+telling(whole_run, packed + 1, packed, "s", "t", None, None, latent_shapes=shapes)
+_, denoised, noised, _ = seen[-1]
+assert [tuple(part.shape) for part in denoised.unbind()] == [(1, 3, 2, 4, 4), (1, 5, 6)]
+assert torch.equal(utils.pack_latents(denoised.unbind())[0], packed)
+assert not torch.equal(noised.tensors[0], denoised.tensors[0])
 
 # A step's callback, later.
 given = []
@@ -310,8 +331,18 @@ latent = {"samples": drawn(1, 16, 80, 72)}
 whole = decode.weights_of(vae)
 assert whole.tensors.keys() == vae.first_stage_model.state_dict().keys() and whole.dtype == vae.vae_dtype
 assert decode.weights_of(vae).key == whole.key and whole.metadata == {}
+# Changed in place once ranks have it: other weights are another VAE, a layer's own method is none that ranks have.
+layer = next(each for each in vae.first_stage_model.modules() if isinstance(each, torch.nn.Conv2d))
+with torch.no_grad():
+    layer.weight.mul_(1.01)
+changed = decode.weights_of(vae).key
+assert changed != whole.key and decode.weights_of(vae).key == changed
+layer._conv_forward = print
+assert "something else" in raised(decode.CannotShareError, decode.weights_of, vae)
+del layer._conv_forward
+assert decode.weights_of(vae).key == changed
 vae.first_stage_model.extra = torch.nn.Linear(1, 1)
-decode._KEYS.clear()
+decode._KNOWN.clear()
 
 
 class Quick(torch.nn.Module):
@@ -371,7 +402,7 @@ class Held:
 another = f"ComfyUI builds something else from the weights of this {kind}"
 assert raised(decode.CannotShareError, decode.weights_of, vae) == another
 vae.first_stage_model = Quick()
-decode._KEYS[vae.first_stage_model] = "known"
+decode._again = lambda *_: Quick()
 MEMORY = replies.Memory(resident_bytes=1)
 pool = SimpleNamespace(devices=TWO, vae=lambda do, check_cancelled: do(Held(), check_cancelled))
 decode.POOLS = SimpleNamespace(pool=lambda asked: pool)
@@ -517,7 +548,10 @@ caches.captured = captured
 # An error of sizes in a run with another model's latent names both channels; any other error stays what it is.
 made = SimpleNamespace(latent_format=SimpleNamespace(latent_channels=16), diffusion_model=Toy())
 SIZES = "The size of tensor a (4) must match the size of tensor b (16) at non-singleton dimension 1"
+one = torch.zeros(1, 4, 8, 8)
+assert new_model._latent_shape(one, {}) == new_model._latent_shape(x, {"latent_shapes": [one.shape]}) == one.shape
 AS_IT_IS = [
+    (SIZES, new_model._latent_shape(packed, {"latent_shapes": shapes})),  # of several, none has the format's channels
     *((SIZES, (1, 16, 8, 8)), (SIZES, (1, 77, 12)), ("CUDA out of memory", (1, 4, 8, 8))),
     ("a node has 3 images of size 4", (1, 4, 8, 8)),
 ]

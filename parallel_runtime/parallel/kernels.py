@@ -6,7 +6,9 @@ Owns the choice of torch's kernels, what becomes of one that fails, and the empt
 no rank.
 """
 
+import functools
 import logging
+import math
 from collections.abc import Callable, Collection
 from enum import Enum
 
@@ -105,6 +107,7 @@ def attention_with_lse(
         kernel = _kernel_for(q, mask, with_lse=True)
         try:
             out, lse = _WITH_LSE[kernel](*heads_first, mask)
+            lse = lse.to(torch.float32) * log_base(kernel, q.dtype, q.device)
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, RuntimeError, TypeError) as error:  # torch lacks it, it refuses, it has other arguments
@@ -114,7 +117,25 @@ def attention_with_lse(
             log_failure(kernel.value, q, error)
         else:
             ATTENDED.add(kernel.value)
-            return out.transpose(1, 2), lse.to(torch.float32).transpose(1, 2).unsqueeze(-1)
+            return out.transpose(1, 2), lse.transpose(1, 2).unsqueeze(-1)
+
+
+@functools.cache
+def log_base(kernel: Kernel, dtype: torch.dtype, device: torch.device) -> float:
+    """What makes a kernel's log-sum-exp one to base e: AMD's kernels have base 2 before AOTriton 0.11, which torch has
+    from 2.9 on and AMD's own builds of older ones have, too (PyTorch issues 156012 and 161754). So it is looked at.
+
+    Raises `RuntimeError` for a kernel whose log-sum-exp is neither.
+    """
+    if torch.version.hip is None:
+        return 1.0
+    head_dim = 64
+    ones = torch.ones(1, 1, 1, head_dim, dtype=dtype, device=device)
+    found = float(_WITH_LSE[kernel](ones, ones, ones, None)[1].flatten()[0])  # of one key: the score
+    for base in (1.0, math.log(2)):
+        if math.isclose(found * base, math.sqrt(head_dim), rel_tol=0.01):
+            return base
+    raise RuntimeError(f"the log-sum-exp of one key is {found:.4g}, and has to be {math.sqrt(head_dim):.4g}")
 
 
 def log_failure(kernel: str, q: torch.Tensor, error: Exception) -> None:

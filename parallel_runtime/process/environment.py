@@ -19,13 +19,16 @@ from ..devices import Device
 PACK_ROOT = Path(__file__).resolve().parents[2]
 
 WHOLE_BLOCKS = "PARALLEL_DIT_WHOLE_BLOCKS"  # "0": of sharded or offloaded weights no block stays whole on a device
+# Not where ranks exchange over NCCL: a launch that waits for its kernel waits for the other rank's, and two stages that
+# send each other large parts at once wait for ever.
+NOT_OVER_NCCL = "CUDA_LAUNCH_BLOCKING"
 # Taken over where the caller has them; nothing else is.
 PASSED_ON = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "XDG_CACHE_HOME"),
     *("LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONUSERBASE", "PYTHONDONTWRITEBYTECODE"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "NVIDIA_VISIBLE_DEVICES"),
     *("NVIDIA_DRIVER_CAPABILITIES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-    *("CUDA_MODULE_LOADING", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
+    *("CUDA_MODULE_LOADING", NOT_OVER_NCCL, "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_CACHE_PATH"),
     *("CUDA_DISABLE_PERF_BOOST", "NVIDIA_TF32_OVERRIDE", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"),
     *("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CC", "CXX", "THP_MEM_ALLOC_ENABLE", WHOLE_BLOCKS),
     # What changes a result: ComfyUI sets or reads some of them itself.
@@ -151,6 +154,8 @@ def rank_environment(ours: Mapping[str, str], settings: RankSettings) -> dict[st
     """A rank's whole environment, from the caller's."""
     families = {name for name in ours if name.startswith(PASSED_ON_FAMILIES)}.difference(NEVER_PASSED_ON)
     taken_over = {name: ours[name] for name in (*PASSED_ON, *sorted(families)) if name in ours}
+    if settings.over_nccl:
+        taken_over.pop(NOT_OVER_NCCL, None)
     if taken_over.get("NCCL_CONF_FILE"):  # a rank's current folder is another
         taken_over["NCCL_CONF_FILE"] = str(Path(taken_over["NCCL_CONF_FILE"]).absolute())
     return (

@@ -146,6 +146,17 @@ def test_no_stack_is_noted_of_exchanges_unless_a_user_says_so_and_no_memory_is_k
     assert "TORCH_" not in " ".join(rank_environment({}, RankSettings(devices=on_cpu, threads=1, engine="e")))
 
 
+def test_no_launch_waits_for_its_kernel_where_ranks_exchange_over_nccl() -> None:
+    ours = {"CUDA_LAUNCH_BLOCKING": "1"}
+    for devices, kept in (
+        ((("cuda", 0), ("cuda", 1)), False),
+        ((("cuda", 0),), True),
+        ((("cuda", 0), ("cuda", 0)), True),
+    ):
+        settings = RankSettings(devices=tuple(Device(*each) for each in devices), threads=1, engine="e")
+        assert ("CUDA_LAUNCH_BLOCKING" in rank_environment(ours, settings)) == kept, devices
+
+
 def test_ranks_on_nccl_exchange_at_high_priority_and_are_watched_by_their_parent_alone():
     on_gpus = RankSettings(devices=(Device("cuda", 0), Device("cuda", 1)), threads=1, engine="a:B")
     found = rank_environment({}, on_gpus)

@@ -1,5 +1,6 @@
 """Attention kernels: parts merged through the log-sum-exp equal the whole; empty input is safe."""
 
+import math
 from types import SimpleNamespace
 from unittest import mock
 
@@ -234,3 +235,45 @@ def test_the_efficient_kernel_has_a_mask_for_each_row_and_head_and_its_padding_i
     q, keys = torch.ones(2, 3, 5, 8), torch.ones(2, 3, 7, 8)
     assert kernels._efficient(q, keys, keys, torch.zeros(1, 5, 7))[1].shape == (2, 3, 5)
     assert masks == [(2, 3, 5, 7)]
+
+
+@pytest.mark.parametrize(("times", "base"), [(1.0, 1.0), (1 / math.log(2), math.log(2))])
+def test_a_log_sum_exp_to_base_2_of_amds_kernels_is_made_one_to_base_e(
+    times: float, base: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = make(9, seed=1), make(21, seed=2), make(21, seed=3)
+    wanted = attention_with_lse(q, k, v)
+    calls = list[int]()
+
+    def amds(*given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(given[1].shape[2])
+        out, lse = kernels._cpu(*given)
+        return out, lse * times
+
+    monkeypatch.setitem(kernels._WITH_LSE, Kernel.CPU, amds)
+    kernels.log_base.cache_clear()
+    assert attention_with_lse(q, k, v)[1].equal(wanted[1] * times), "of other makers it is not looked at"
+    assert calls == [21]
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    kernels.log_base.cache_clear()
+    for _ in range(2):
+        out, lse = attention_with_lse(q, k, v)
+        assert out.equal(wanted[0]) and relative_error(lse, wanted[1]) <= ROUNDING
+    assert calls == [21, 21, 1, 21] and kernels.log_base(Kernel.CPU, FP32, q.device) == base
+    kernels.log_base.cache_clear()
+
+
+def test_a_kernel_of_amds_with_another_log_sum_exp_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    q, k, v = make(9, seed=1), make(21, seed=2), make(21, seed=3)
+    monkeypatch.setattr(kernels, "_FAILED", set())
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(kernels, "_kernel_for", lambda *_, **__: Kernel.FORMULA if kernels._FAILED else Kernel.FLASH)
+    monkeypatch.setitem(kernels._WITH_LSE, Kernel.FLASH, lambda *given: (kernels._cpu(*given)[0], given[0][..., 0] * 3))
+    kernels.log_base.cache_clear()
+    out, lse = attention_with_lse(q, k, v)
+    assert relative_error(out, by_hand(q, k, v)) <= ROUNDING and lse.shape == (2, 9, 3, 1)
+    assert "the log-sum-exp of one key is 3, and has to be 8" in caplog.text
+    assert kernels._FAILED == {(Kernel.FLASH, FP32, 64)}
+    kernels.log_base.cache_clear()

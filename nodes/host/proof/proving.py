@@ -30,6 +30,7 @@ from ....parallel_runtime.models.hosted.formats import coarse_inputs, formats_of
 from ....parallel_runtime.models.specs import find_spec, spec_of
 from ....parallel_runtime.plan import TOKEN_AXES, ParallelPlan
 from ....parallel_runtime.planner.automatic import without_sharing
+from ....parallel_runtime.planner.machine import kinds_here
 from ....parallel_runtime.pool.calls import RunResult
 from ....parallel_runtime.pool.proving import arguments_of, prove
 from ....parallel_runtime.proof import (
@@ -185,10 +186,15 @@ class Prover:
             model_class=f"{kind.__module__}.{kind.__qualname__}",
             source=self._source,
             plan=_told(plan),
-            kernels=" ".join([self.pooled.devices[0].kind, f"torch {torch.__version__}", *options]),
+            kernels=" ".join([*self._cards(), f"torch {torch.__version__}", *options]),
             weights=" ".join(filter(None, (spec.kept, f"{spec.dtype} of {', '.join(self._formats)}", kernel))),
             arguments=arguments,
         )
+
+    def _cards(self) -> list[str]:
+        """What computes: kernels are chosen by the card."""
+        devices = self.pooled.devices
+        return kinds_here(devices) if devices[0].kind == "cuda" else [devices[0].kind]
 
     def _arguments(self, call: ModelCall) -> tuple[str, ...]:
         """What a proof of the call holds for."""

@@ -99,22 +99,31 @@ class ParallelChoice:
         *,
         whole_batches: bool = False,
         weight_bytes: int = 0,
+        beside: float = 0.0,
         count: Callable[[], Counted],
     ) -> Decision:
         """The plan to run a model with, which `count` counts for the planner and which takes seconds for that.
 
         Automatic, it is the planner's where the devices' speed is known; else all devices share each image by heads.
         `unshared`: why they cannot; then prompt and negative run at once, and images of a batch on what is left. With
-        `whole_batches` not even that: ranks can share the weights alone. One device whose memory holds `weight_bytes`
-        twice is not weighed.
+        `whole_batches` not even that: ranks can share the weights alone. `beside`: how many models of this size the
+        prompt has besides on these devices. One device whose memory holds `weight_bytes` twice, and those, is not
+        weighed.
         Its reasons go to the log. Raises `ValueError` for degrees that fit neither the devices nor such a model.
         """
-        decision = self._fitting(unshared, whole_batches, weight_bytes, count)
+        decision = self._fitting(unshared, whole_batches, weight_bytes, count, beside)
         if decision.reasons:
             log.info("SP Config: auto takes %s: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
-    def _fitting(self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]) -> Decision:
+    def _fitting(
+        self,
+        unshared: str,
+        whole_batches: bool,
+        weight_bytes: int,
+        count: Callable[[], Counted],
+        beside: float = 0.0,
+    ) -> Decision:
         """The plan, held against the devices: it may leave some out, but not ask for more."""
         if self.plan is not None and self.plan.ranks <= len(self.selection.devices):
             return Decision(plan=self.plan)
@@ -122,14 +131,15 @@ class ParallelChoice:
             raise ValueError(self._too_few(self.plan))
         if self._weights_here() != self.weights:
             log.warning("weights=sharded needs two devices, one found; weights are chosen as for replicated")
-        decision = replace(self._automatic_plan(unshared, whole_batches, weight_bytes, count), automatic=True)
+        chosen = self._automatic_plan(unshared, whole_batches, weight_bytes, count, beside)
+        decision = replace(chosen, automatic=True)
         if self.plan is not None:
             found, told = len(self.selection.devices), self.plan.describe()
             log.warning("%s needs %d ranks, %d found; running %s", told, self.plan.ranks, found, decision.plan.name)
         return decision
 
     def _automatic_plan(
-        self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
+        self, unshared: str, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted], beside: float
     ) -> Decision:
         plan, reasons = self._plan_by_count(unshared, whole_batches)
         devices = self.selection.devices
@@ -137,7 +147,7 @@ class ParallelChoice:
             return Decision(plan=plan, reasons=(*reasons, *on_cpu(plan)))
         if unshared and whole_batches and plan.weights == "sharded":  # there is nothing to choose
             return Decision(plan=plan, reasons=reasons)
-        if len(devices) == 1 and 0 < 2 * weight_bytes <= whole_bytes(devices)[0]:
+        if len(devices) == 1 and 0 < (2 + beside) * weight_bytes <= whole_bytes(devices)[0]:
             return Decision(plan=plan, reasons=reasons)
         try:
             counted = count()
@@ -149,7 +159,7 @@ class ParallelChoice:
         work = replace(usual_work_of(counted), step_cache=self.step_cache > 0, graphs=graphs)
         if unshared and not whole_batches:  # nothing else can be shared out
             work = replace(work, guided=plan.cfg > 1, batch=plan.data)
-        decision = self._automatic(counted.model, work, everything=plan)
+        decision = self._automatic(counted.model, work, everything=plan, beside=beside)
         return replace(decision, reasons=(unshared, *decision.reasons)) if unshared else decision
 
     def _by_size(self, plan: ParallelPlan, weight_bytes: int) -> ParallelPlan:
@@ -238,13 +248,14 @@ class ParallelChoice:
         held: ParallelPlan | None = None,
         *,
         everything: ParallelPlan | None = None,
+        beside: float = 0.0,
         usual: bool = True,
     ) -> Decision:
         """The planner's plan on these devices, with weights that lie as `held` needs them once they are loaded.
 
         Free memory is counted as all of a device's: ComfyUI gives up its own models for ours, our weights of an earlier
         prompt must not count against themselves, and asking a device for what is free would take a CUDA context's worth
-        of it. What other programs hold is therefore not seen. `everything` and `usual` as the planner takes them.
+        of it. What other programs hold is therefore not seen. The other arguments are as the planner takes them.
         """
         work, devices = replace(work, exchange=self.exchange), self.selection.devices
         free, known = whole_bytes(devices), _constants(devices)
@@ -264,6 +275,7 @@ class ParallelChoice:
             everything=everything,
             host_bytes=host_memory()[1],
             blocks_stay=blocks_may_stay(os.environ),
+            beside=beside,
             usual=usual,
         )
 

@@ -1,6 +1,6 @@
 """What SP Config would do with some values, before anything is queued: by the node's own code, so that both agree."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from ..parallel_runtime.planner.automatic import Decision
@@ -9,6 +9,7 @@ from .choice import ParallelChoice, choice_of
 from .config import typed
 from .host.model.files import diffusion_model_path, file_identity, is_missing
 from .host.model.found_plans import LOOKING
+from .host.model.models_beside import times_as_large
 from .host.model.new_model import COUNTS, decide_for, memory_for, refuse_unfit
 from .host.model.pooled_model import DeviceMemory
 from .host.model.source import read_hosted
@@ -20,22 +21,24 @@ def check_plan(values: Mapping[str, str]) -> dict:
     `values` are SP Config's inputs by name, as texts; what is missing has its default, what is unknown is ignored. With
     `unet_name` (and `weight_dtype`) of a loader the plan is that file's, and `memory` says what it takes of a device:
     bytes of `device` and `host`, the device's `total`, whether that is of the weights alone, and which device is the
-    `fullest` where not all are alike. A file that is not
-    there yet is the loader's to tell: the plan is that of the usual model.
+    `fullest` where not all are alike. `beside` names the files of further loaders on the same SP Config, a line each. A
+    file that is not there yet is the loader's to tell: the plan is that of the usual model.
     """
     try:
         choice = choice_of(**typed(values))
         if (name := values.get("unet_name")) and not is_missing(name):
-            return _for_file(choice, name, values.get("weight_dtype", "default"))
+            beside = filter(None, values.get("beside", "").split("\n"))
+            return _for_file(choice, name, values.get("weight_dtype", "default"), beside)
         return _described(choice, choice.usual_plan())
     except ValueError as error:
         return {"error": str(error)}
 
 
-def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
+def _for_file(choice: ParallelChoice, name: str, weight_dtype: str, beside: Iterable[str]) -> dict:
     path, identity = diffusion_model_path(name), file_identity(name)
     measured = calibration_identity(), COUNTS.files, LOOKING.state()
-    decision, memory = _known(choice, path, weight_dtype, identity, measured)
+    others = times_as_large(path, {diffusion_model_path(each) for each in beside if not is_missing(each)} - {path})
+    decision, memory = _known(choice, path, weight_dtype, others, identity, measured)
     told = {
         "device": memory.device_bytes,
         "host": memory.host_bytes,
@@ -48,7 +51,7 @@ def _for_file(choice: ParallelChoice, name: str, weight_dtype: str) -> dict:
 
 @lru_cache(64)
 def _known(
-    choice: ParallelChoice, path: str, weight_dtype: str, identity: object, measured: object
+    choice: ParallelChoice, path: str, weight_dtype: str, beside: float, identity: object, measured: object
 ) -> tuple[Decision, DeviceMemory]:
     """The plan for a file as it lies there, and its memory.
 
@@ -57,7 +60,7 @@ def _known(
     devices = choice.selection.devices
     source = read_hosted(path, weight_dtype, devices)
     source = LOOKING.with_found(source, look=False) if choice.looks else source
-    decision = decide_for(source, choice)
+    decision = decide_for(source, choice, beside=beside)
     refuse_unfit(source, decision.plan, choice)
     return decision, memory_for(source, decision, devices, choice.shares)
 

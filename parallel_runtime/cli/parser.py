@@ -128,6 +128,9 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--latency-us", type=float, help="latency of the link, microseconds a collective")
     parser.add_argument("--free-gib", type=float, help="free memory of each device, GiB (default: as found)")
     parser.add_argument(
+        "--beside", type=int, default=0, help="how many more models of this size a prompt has; of Wan 2.2 1 (default 0)"
+    )
+    parser.add_argument(
         "--compiled", action="store_true", help="changes nothing: what compiled blocks take is not known"
     )
     parser.add_argument("--stale", action="store_true", help="also PipeFusion, whose result differs from one process's")

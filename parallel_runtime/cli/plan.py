@@ -34,6 +34,7 @@ LIMITS = {
     **dict.fromkeys(("width", "height"), (16, 16384)),
     **{"frames": (1, MAX_FRAMES), "text_tokens": (0, 10**6)},
     **dict.fromkeys(("batch", "steps"), (1, 10**6)),
+    "beside": (0, 100),
 }
 MAX_FREE_GIB = 1e6
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace, progress: PhaseLine = SILENT) -> dict:
         decoder=0,
         host_bytes=here,
         blocks_stay=blocks_may_stay(os.environ),
+        beside=arguments.beside,
     )
     return _report(model, work, free, calibration, choice) | {"warnings": list(warnings)}
 

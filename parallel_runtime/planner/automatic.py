@@ -79,12 +79,13 @@ def automatic_plan(
     everything: ParallelPlan | None = None,
     host_bytes: float = math.inf,
     blocks_stay: bool = True,
+    beside: float = 0.0,
     usual: bool = True,
 ) -> Decision:
     """The plan of `model` for `work` on these devices, `free` bytes on each, None as `calibration` of unknown ones.
 
     `weights` other than replicated are kept; replicated ones become sharded or offloaded where they do not fit.
-    `host_bytes`: all of this machine's memory. `blocks_stay` as `choose_plan` has it.
+    `host_bytes`: all of this machine's memory. `blocks_stay` and `beside` as `choose_plan` has them.
     `usual`: the work stands for all that is sampled later.
     `everything`: the plan that uses all devices, where nothing is known of them or nothing fits.
     Raises `ValueError` when one device is asked to shard, or there are more devices than a pool has.
@@ -105,6 +106,7 @@ def automatic_plan(
         decoder=next((i for i, each in enumerate(devices) if _is_comfyuis(each)), None),
         host_bytes=OF_HOST * host_bytes if weights == WEIGHTS[0] else math.inf,
         blocks_stay=blocks_stay,
+        beside=beside,
         also=replace(work, guided=True) if usual and not work.guided else None,
     )
     if choice.plan is None:

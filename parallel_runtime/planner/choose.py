@@ -43,8 +43,9 @@ class Prediction:
     """One plan: its time, its memory, and whether that is there.
 
     `staying`: the part of the blocks that stays whole on each device after a run's first step, of spread weights.
-    `reload_s`: what weights take to load before each run, where they leave a decode after it no room. `shown_s`: of a
-    step, what ranks wait for heads over PCIe that cannot go in chunks.
+    `reload_s`: what weights take to load before each run, where they leave a decode after it, or the prompt's other
+    models, no room. `beside`: how many models of this size those are. `shown_s`: of a step, what ranks wait for heads
+    over PCIe that cannot go in chunks.
     Where a CUDA graph of each block is predicted to gain, `cost` and `run_s` are with them, and `without_graphs` is
     what a step takes until they are tried; else None.
     """
@@ -57,6 +58,7 @@ class Prediction:
     without_graphs: Cost | None = None
     staying: float = 0.0
     reload_s: float = 0.0
+    beside: float = 0.0
     shown_s: float = 0.0
 
     @property
@@ -66,8 +68,8 @@ class Prediction:
 
     @property
     def host_bytes(self) -> int:
-        """What all ranks take of host memory."""
-        return self.memory.host_bytes * self.plan.ranks
+        """What all ranks take of host memory, with the prompt's other models."""
+        return round(self.memory.host_bytes * self.plan.ranks * (1 + self.beside))
 
     @property
     def plain(self) -> Cost:
@@ -115,6 +117,7 @@ def choose_plan(
     decoder: int | None = None,
     host_bytes: float = math.inf,
     blocks_stay: bool = True,
+    beside: float = 0.0,
     also: Work | None = None,
 ) -> Choice:
     """The best plan of `model` for `work` on `devices`, given as free bytes of each, in rank order.
@@ -124,8 +127,10 @@ def choose_plan(
     graphs, which a pool of one never tries. `num_ranks`: of the pool, by default one a device. Of several machines only
     plans whose ulysses groups each lie in one are weighed. `decoder`: the device on which ComfyUI decodes; it
     unloads weights that leave no room for that. `host_bytes`: weights that take more of host memory are for where no
-    others fit. `blocks_stay`: of spread weights, those that devices have room for. `also` decides between plans that
-    hardly differ for `work`, by what their weights serve. Raises `ValueError` without devices.
+    others fit. `blocks_stay`: of spread weights, those that devices have room for. `beside`: how many models of this
+    size, whose weights lie alike, a prompt samples with besides; what has no room with them is loaded again before each
+    run. `also` decides between plans that hardly differ for `work`, by what their weights serve. Raises `ValueError`
+    without devices.
     """
     if not devices:
         raise ValueError("no devices to plan for; give at least one")
@@ -139,6 +144,7 @@ def choose_plan(
             num_ranks=num_ranks or len(devices),
             decoding_free=devices[decoder] if decoder is not None and decoder < ranks else math.inf,
             blocks_stay=blocks_stay,
+            beside=beside,
         )
         for ranks in range(1, len(devices) + 1)
         for plan in useful_plans(ranks, model=model, work=work, stale=stale)
@@ -156,7 +162,7 @@ def choose_plan(
     chosen, why = best_of(usable), tuple[str, ...]()
     if also is not None and len(devices) > 1:
         serving = partial(choose_plan, model, also, calibration=calibration, num_ranks=len(devices))
-        serving = partial(serving, weights=weights, blocks_stay=blocks_stay)
+        serving = partial(serving, weights=weights, blocks_stay=blocks_stay, beside=beside)
         chosen, why = _better_elsewhere(chosen, usable, lambda layout: serving(devices[: layout.ranks], held=layout))
     others = [row for row in table if not row.fits or row.host_bytes <= host_bytes]
     why = (*_beyond_host(chosen, fitting, host_bytes), *why)
@@ -199,20 +205,24 @@ def _predict(
     num_ranks: int,
     decoding_free: float,
     blocks_stay: bool,
+    beside: float,
 ) -> Prediction:
     needed = partial(memory_of, model, plan=plan, rates=calibration.rates, num_ranks=num_ranks)
     work = where_kept(model, work, plan, needed(work), free=round(HEADROOM * free))
     memory = needed(work)
-    staying = staying_part(model, plan, memory, calibration.rates, free=free) if blocks_stay else 0.0
+    others = round(beside * memory.weights)
+    crowded = others > 0 and memory.total + others > HEADROOM * free
+    room = free if crowded else free - others
+    staying = staying_part(model, plan, memory, calibration.rates, free=room) if blocks_stay else 0.0
     cost = step_cost(model, work, plan, calibration, staying=staying)
     # Ranks on the CPU that hold whole weights share the pages of the mapped file, which the system takes back at need.
     mapped = memory.weights if not calibration.rates.asynchronous and plan.weights == WEIGHTS[0] else 0
     fits = memory.total - mapped <= HEADROOM * free
-    after = memory.weights + memory.runtime + (VIDEO_DECODE_BYTES if work.frames > 1 else DECODE_BYTES)
-    unloaded = plan.weights != "offloaded" and after > HEADROOM * decoding_free
+    after = memory.weights + others + memory.runtime + (VIDEO_DECODE_BYTES if work.frames > 1 else DECODE_BYTES)
+    unloaded = plan.weights != "offloaded" and (crowded or after > HEADROOM * decoding_free)
     reload_s = memory.weights / RELOADED if unloaded and calibration.rates.asynchronous else 0.0
     without, run_s = None, cost.image_s(work.steps)
-    if work.graphs and _takes_graphs(model, plan, memory, calibration, free=free):
+    if work.graphs and _takes_graphs(model, plan, memory, calibration, free=room):
         by_graphs = step_cost(model, work, plan, calibration, by_graphs=True)
         gained_s = graphs_gain_s(cost.step_s, by_graphs.step_s, steps=work.steps)
         if GRAPHS_GAIN * (run_s - gained_s) <= run_s:
@@ -226,6 +236,7 @@ def _predict(
         without_graphs=without,
         staying=staying,
         reload_s=reload_s,
+        beside=beside,
         shown_s=shown_heads_s(model, work, plan, calibration),
     )
 
@@ -394,14 +405,19 @@ def _of_weights(chosen: Prediction, table: Sequence[Prediction], devices: Sequen
             )
         elif whole.reload_s:
             yield (
-                f"replicated weights would be loaded before each run, as they leave no room to decode: {needs} a rank, "
-                f"{there} on each device"
+                f"replicated weights would be loaded before each run, as they leave no room {_lacking(whole)}: "
+                f"{needs} a rank, {there} on each device"
             )
     if chosen.reload_s:
         load = _time(chosen.reload_s)
-        yield f"its weights are loaded before each run, which takes {load}, as they leave no room to decode"
+        yield f"its weights are loaded before each run, which takes {load}, as they leave no room {_lacking(chosen)}"
     if chosen.staying:
         yield f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step"
+
+
+def _lacking(row: Prediction) -> str:
+    """For what weights that are loaded again leave no room."""
+    return "for the prompt's other models and a decode" if row.beside else "to decode"
 
 
 def _why_unused(chosen: Prediction, table: Sequence[Prediction], devices: Sequence[int]) -> str:

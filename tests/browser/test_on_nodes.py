@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import parse_qs, urlsplit
 
 from playwright.sync_api import expect
 
@@ -195,3 +196,30 @@ def test_nodes_in_subgraphs_and_copies_hear_nothing_once_they_are_gone(told_comf
     page.evaluate(LOADER_CHANGES)
     page.evaluate(QUIET)
     assert len(asked) == 1, "the plan of the one SP Config that is there"
+
+
+LOADERS_LINKED = """(files) => {
+  const config = LiteGraph.createNode('SPConfig')
+  app.graph.add(config)
+  for (const [file, mode] of files) {
+    const loader = LiteGraph.createNode('ParallelModelLoader')
+    app.graph.add(loader)
+    loader.widgets.find(({ name }) => name === 'unet_name').value = file
+    loader.mode = mode
+    config.connect(0, loader, 'sp_config')
+  } }"""
+
+
+def test_a_plan_is_asked_for_a_loaders_file_with_those_of_the_others_on_its_sp_config(told_comfy: MadeUp) -> None:
+    page, asked = told_comfy.comfy.page, []
+    page.on("request", lambda request: asked.append(request.url) if "/parallel_dit/plan" in request.url else None)
+    for files, unet_name, beside in (
+        ((("a", 0),), ["a"], []),
+        ((("a", 0), ("b", 0), ("c", 0)), ["a"], ["b\nc"]),
+        ((("off", 4), ("a", 0), ("b", 2), ("c", 0)), ["a"], ["c"]),
+    ):
+        page.evaluate("() => app.graph.clear()")
+        page.evaluate(LOADERS_LINKED, files)
+        page.evaluate(QUIET)
+        query = parse_qs(urlsplit(asked[-1]).query)
+        assert (query.get("unet_name", []), query.get("beside", [])) == (unet_name, beside), files

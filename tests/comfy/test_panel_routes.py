@@ -227,6 +227,7 @@ def test_whatever_a_client_sends_is_answered_or_refused_and_breaks_nothing(comfy
     values = ["", "-1", "9" * 1900, "NaN", "cpu:32", "cpu:2", "all", "manual", "sharded", "\0", "[]", "x" * 500]
     values += ["\u0663"]
     names = ["mode", "devices", "ulysses", "ring", "data", "cfg", "weights", "pipefusion", "patches", "lora", "self"]
+    names += ["unet_name", "beside"]
     for _ in range(100):
         host = "".join(chance.choices(pieces, k=chance.randint(0, 5))).strip()
         status, _ = asked(comfy_server, "GET", STATE, Host=host)

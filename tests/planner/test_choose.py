@@ -77,6 +77,36 @@ def test_weights_that_a_decode_would_drive_out_are_weighed_with_their_load() -> 
     assert next(row for row in alone if row.plan.ranks == 1).reload_s == 0, "nothing lies on the card that decodes"
 
 
+def test_weights_that_leave_the_prompts_other_models_no_room_are_weighed_with_their_load() -> None:
+    """Flux.1 in fp8 twice, as Wan 2.2's two models: of 32 GiB two whole ones leave no room, two halves do."""
+    work, cards = Work(image_tokens=4096, text_tokens=512, steps=4, frames=81), known_calibration("RTX 5090", devices=2)
+    whole, sharded = "replicated", "sharded"
+    for gib, beside, weights in ((32, 0, whole), (32, 1, sharded), (32, 0.2, whole), (48, 1, whole)):
+        choice = choose_plan(FP8, work, [gib * GIB] * 2, cards, decoder=0, host_bytes=0, beside=beside)
+        assert choice.plan == ParallelPlan(ulysses=2, weights=weights), (gib, beside)
+        row = next(row for row in choice.table if row.plan == ParallelPlan(ulysses=2))
+        assert (row.reload_s > 3) == (weights == sharded)
+        said = "as they leave no room for the prompt's other models and a decode: "
+        assert any(said in reason for reason in choice.reasons) == (weights == sharded)
+    alone = choose_plan(FP8, work, [24 * GIB] * 2, cards, beside=1).table
+    crowded = next(row for row in alone if row.plan == ParallelPlan(ulysses=2))
+    assert crowded.fits and crowded.reload_s > 3, "no decode has to want the room"
+    spread = [
+        next(
+            row
+            for row in choose_plan(FP8, work, [gib * GIB] * 2, cards, beside=beside).table
+            if row.plan == ParallelPlan(ulysses=2, weights="sharded")
+        )
+        for gib, beside in ((16, 0), (16, 1))
+    ]
+    assert spread[0].staying > spread[1].staying > 0 and not any(row.reload_s for row in spread)
+    offered = [
+        choose_plan(FP8, work, [12 * GIB], cards, beside=beside).chosen.host_bytes / FP8.weight_bytes
+        for beside in (0, 1)
+    ]
+    assert offered[1] == pytest.approx(2 * offered[0]) and 0.9 < offered[0] < 1.1, "both lie in host memory"
+
+
 def test_a_video_is_given_room_for_its_own_decode() -> None:
     """Whole weights of 11 GiB leave an image's decode its room on 24 GiB, and a video's not."""
     cards = known_calibration("RTX 4090", devices=2)

@@ -9,7 +9,7 @@ import { orderInputs } from './input_order.mjs'
 import { AXES } from './mesh.mjs'
 import { addLiveLine, showTextsOf } from './node_text.mjs'
 import { showTables } from './report_table.mjs'
-import { CONFIG, LOADERS, isGone } from './workflow.mjs'
+import { CONFIG, LOADERS, isGone, isOff } from './workflow.mjs'
 import { COLOURS } from './timeline_rows.mjs'
 import { readReport } from './report.mjs'
 import { RUNS } from './store.mjs'
@@ -267,11 +267,17 @@ function values(node) {
   return { ...ofLoader(node), ...Object.fromEntries(given.map((widget) => [widget.name, String(widget.value)])) }
 }
 
-/* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. */
+/* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. Those of the
+   others want room beside it. */
 function ofLoader(node) {
-  const targets = node.graph ? node.getOutputNodes(0) : null
-  const loader = targets?.find((each) => LOADERS.has(each.comfyClass))
-  const widgets = (loader?.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
+  const targets = (node.graph ? node.getOutputNodes(0) : null) ?? []
+  const [loader, ...others] = targets.filter((each) => LOADERS.has(each.comfyClass) && !isOff(each)).map(fileOf)
+  const beside = others.flatMap((each) => each.unet_name ?? [])
+  return { ...loader, ...(beside.length > 0 && { beside: beside.join('\n') }) }
+}
+
+function fileOf(loader) {
+  const widgets = (loader.widgets ?? []).filter((widget) => OF_A_LOADER.includes(widget.name) && widget.value)
   return Object.fromEntries(widgets.map((widget) => [widget.name, String(widget.value)]))
 }
 

@@ -36,7 +36,7 @@ def prompt_runs() -> bool:
 
 def validated_inputs() -> dict[str, object]:
     """The inputs of the node that is validated now: values, and links as lists. Empty where that is not known."""
-    inputs = _inputs_of(_PROMPT.get({}).get(_node_id()))
+    inputs = inputs_of(_PROMPT.get({}).get(_node_id()))
     return {name: _value(given) for name, given in inputs.items()}
 
 
@@ -45,12 +45,27 @@ def running_values(kind: str, name: str, *, absent: object) -> list[object]:
 
     One None without a server: nodes are run by a script then, and the graph is unknown.
     """
-    server = None if off("panel") else getattr(PromptServer, "instance", None)
-    if server is None:
+    if _server() is None:
         return [None]
-    prompts = [prompt for _, _, prompt, *_ in list(server.prompt_queue.currently_running.values())]
-    nodes = [node for prompt in prompts for node in prompt.values() if node.get("class_type") == kind]
-    return [_value(_inputs_of(node).get(name, absent)) for node in nodes]
+    nodes = [node for node in running_nodes().values() if node.get("class_type") == kind]
+    return [_value(inputs_of(node).get(name, absent)) for node in nodes]
+
+
+def running_nodes() -> dict[str, Mapping]:
+    """The nodes of the prompt that runs, by id, as they were queued; none without a server."""
+    server = _server()
+    running = [] if server is None else list(server.prompt_queue.currently_running.values())
+    return {node_id: node for _, _, prompt, *_ in running for node_id, node in prompt.items()}
+
+
+def inputs_of(node: object) -> Mapping:
+    """The inputs of a queued node by name: values, and links as lists."""
+    inputs = node.get("inputs") if isinstance(node, dict) else None
+    return inputs if isinstance(inputs, dict) else {}
+
+
+def _server() -> PromptServer | None:
+    return None if off("panel") else getattr(PromptServer, "instance", None)
 
 
 def _value(given: object) -> object:
@@ -60,8 +75,3 @@ def _value(given: object) -> object:
 def _node_id() -> str:
     context = executing()
     return "" if context is None else context.node_id
-
-
-def _inputs_of(node: object) -> Mapping:
-    inputs = node.get("inputs") if isinstance(node, dict) else None
-    return inputs if isinstance(inputs, dict) else {}

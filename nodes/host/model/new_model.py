@@ -44,6 +44,7 @@ from .changed_model import sample_by
 from .changed_modules import have_packs_around
 from .found_plans import LOOKING
 from .measures import held_by_memory, refuse_beyond_host, refuse_beyond_room
+from .models_beside import models_beside
 from .patcher import RemotePatcher
 from .pooled_model import DeviceMemory, PooledModel, needed_memory
 from .pools import POOLS, Devices
@@ -87,12 +88,13 @@ class Chooser(Protocol):
     def exchange(self) -> str: ...
 
     def decision_for_model(
-        self, unshared: str, *, whole_batches: bool, weight_bytes: int, count: Callable[[], Counted]
+        self, unshared: str, *, whole_batches: bool, weight_bytes: int, beside: float, count: Callable[[], Counted]
     ) -> Decision:
         """The plan that the weights are loaded for; raises `ValueError` for one that does not fit the devices.
 
-        `unshared`: why no ranks can share the model's tokens; "" where they can. `count` has it counted for the
-        planner, which takes seconds, and raises `ValueError` where it cannot be.
+        `unshared`: why no ranks can share the model's tokens; "" where they can. `beside`: how many models of this size
+        the prompt has besides. `count` has it counted for the planner, which takes seconds, and raises `ValueError`
+        where it cannot be.
         """
 
     def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
@@ -122,7 +124,7 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     devices, shares = asked.selection.devices, asked.shares
     source = read(path, weight_dtype, devices)
     source = LOOKING.with_found(source) if asked.looks else source
-    decision = decide_for(source, asked, _while_counted(source))
+    decision = decide_for(source, asked, beside=models_beside(path), tick=_while_counted(source))
     refuse_unfit(source, decision.plan, asked)
     pooled = PooledModel(
         devices=devices,
@@ -180,8 +182,10 @@ def _advised(
     return suggestion(plan_part(better.plan), factor=gain, by="predicted")
 
 
-def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None) -> Decision:
-    """The plan that `chooser` takes for a file. `tick`: as of `Counts.of`, called while the model is counted.
+def decide_for(source: HostedSource, chooser: Chooser, *, beside: float, tick: Tick | None = None) -> Decision:
+    """The plan that `chooser` takes for a file.
+
+    `beside` as it has it; `tick`: as of `Counts.of`, called while the model is counted.
 
     Raises `ValueError` for one that fits neither the devices nor it, and what `tick` raises.
     """
@@ -189,6 +193,7 @@ def decide_for(source: HostedSource, chooser: Chooser, tick: Tick | None = None)
         source.unshared,
         whole_batches=source.whole_batches,
         weight_bytes=source.sizes.total,
+        beside=beside,
         count=partial(_count, source.spec, source.sizes.total, tick),
     )
 

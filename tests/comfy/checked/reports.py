@@ -223,8 +223,9 @@ def asked(devices="cpu:2", mode="auto", **settings):
     return choice.choice_of(mode, devices, **settings)
 
 
-def plan_of(it, unshared="", whole=False, weight_bytes=0, count=lambda: FLUX):
-    return it.decision_for_model(unshared, whole_batches=whole, weight_bytes=weight_bytes, count=count)
+def plan_of(it, unshared="", whole=False, weight_bytes=0, beside=0.0, count=lambda: FLUX):
+    given = {"whole_batches": whole, "weight_bytes": weight_bytes, "beside": beside}
+    return it.decision_for_model(unshared, **given, count=count)
 
 
 def refused(do, *words):
@@ -392,12 +393,12 @@ alone, several = asked("cpu:1"), asked("cpu:2", step_cache=0.5)
 assert plan_of(alone, weight_bytes=1000, count=not_counted) == decisions.Decision(
     plan=plans.ParallelPlan(), automatic=True
 )
-for it, weight_bytes in ((alone, 1001), (alone, 0), (several, 1)):
-    assert plan_of(it, weight_bytes=weight_bytes, count=not_counted).reasons == (
+for it, weight_bytes, beside in ((alone, 1001, 0), (alone, 1000, 0.1), (alone, 0, 0), (several, 1, 0)):
+    assert plan_of(it, weight_bytes=weight_bytes, beside=beside, count=not_counted).reasons == (
         "not weighed, as it could not be counted: ComfyUI's own code (ComfyUI) failed",
     ), "a report may hold no folder"
 assert plan_of(alone, weight_bytes=0).reasons == ("a reason",) and asks[-1][1].step_cache is False
-assert plan_of(several, WHY).reasons == (WHY, "a reason")
+assert plan_of(several, WHY, beside=0.5).reasons == (WHY, "a reason")
 model, work, given, named = asks.pop()
 assert (model, work.step_cache, work.exchange) == (FLUX.model, True, "exact")
 assert given == (TWO, [2000, 2000], replace(RATES, shares=several.shares)) and named == {
@@ -405,6 +406,7 @@ assert given == (TWO, [2000, 2000], replace(RATES, shares=several.shares)) and n
     "everything": plans.ParallelPlan(cfg=2),
     "host_bytes": choice.host_memory()[1],
     "blocks_stay": True,
+    "beside": 0.5,
     "usual": True,
 }
 assert work.graphs is False, "a CPU has none"

@@ -1,0 +1,73 @@
+"""The other models of the prompt that runs, on the same devices, in the size of the file of the node that executes.
+
+Run in a ComfyUI that is loaded (test_checked_in_comfyui.py); ends with the first assertion that does not hold.
+"""
+
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from trace_samplers import NAME, load
+
+load(sys.argv[1])
+beside = importlib.import_module(f"{NAME}.nodes.host.model.models_beside")
+server = importlib.import_module("server").PromptServer.instance
+utils = importlib.import_module("comfy_execution.utils")
+SIZES = {"high": 100, "low": 120, "half": 50, "sd": 200}
+beside.os = SimpleNamespace(
+    path=SimpleNamespace(getsize=lambda path: SIZES[Path(path).name], isfile=lambda path: path.startswith("/"))
+)
+beside.folder_paths = SimpleNamespace(get_full_path=lambda folder, name: f"/{folder}/{name}" if name in SIZES else None)
+running = server.prompt_queue.currently_running
+
+
+def graph_of(**nodes):
+    """Have a prompt run, of nodes by their ids: the class and the inputs of each."""
+    queued = {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in nodes.items()}
+    running[0] = (0, "p", queued, {}, [])
+
+
+def beside_of(name, node="here"):
+    with utils.CurrentNodeContext("p", node):
+        return beside.models_beside(f"/diffusion_models/{name}")
+
+
+CONFIG, OTHER = ("SPConfig", {"devices": "all"}), ("SPConfig", {"devices": "cpu:2"})
+HERE = ("ParallelModelLoader", {"unet_name": "high", "sp_config": ["config", 0]})
+assert beside_of("high") == 0, "no prompt runs"
+graph_of(config=CONFIG, here=HERE)
+assert beside_of("high") == beside_of("high", "of a subgraph") == 0 and beside.models_beside("/x/high") == 0
+loader = ("ParallelFluxLoader", {"unet_name": "low", "sp_config": ["again", 0]})
+graph_of(config=CONFIG, again=CONFIG, here=HERE, low=loader, twice=loader, same=HERE)
+assert beside_of("high") == 1.2 and beside_of("low", "low") == 100 / 120, "each file once"
+for elsewhere in (OTHER, ("SPConfig", {})):
+    graph_of(config=CONFIG, again=elsewhere, here=HERE, low=loader)
+    assert beside_of("high") == 0, "its weights lie on other devices"
+
+# What Parallelize Model makes ours is of the file that its MODEL began with; one that names no file is as large.
+STOCK = {
+    "unet": ("UNETLoader", {"unet_name": "half"}),
+    "lora": ("LoraLoaderModelOnly", {"model": ["unet", 0], "lora_name": "x"}),
+    "ours": ("ParallelizeModel", {"model": ["lora", 0], "sp_config": ["config", 0]}),
+    "checkpoint": ("CheckpointLoaderSimple", {"ckpt_name": "sd"}),
+    "merged": ("ModelMergeSimple", {"model1": ["checkpoint", 0], "model2": ["unet", 0]}),
+    "more": ("ParallelizeModel", {"model": ["merged", 0], "sp_config": ["config", 0]}),
+    "gguf": ("AnotherLoader", {"file": "x"}),
+    "odd": ("ParallelizeModel", {"model": ["gguf", 0], "sp_config": ["config", 0]}),
+    "gone": ("ParallelModelLoader", {"unet_name": "gone", "sp_config": ["config", 0]}),
+    "round": ("ParallelizeModel", {"model": ["round", 0], "sp_config": ["config", 0]}),
+    "sampler": ("KSampler", {}),
+}
+for names, times in (
+    (("unet", "lora", "ours"), 0.5),
+    (("unet", "checkpoint", "merged", "more"), 2.0),
+    (("gguf", "odd"), 1.0),
+    (("gone",), 1.0),
+    (("round",), 1.0),
+    (("ours",), 1.0),
+    (("sampler",), 0.0),
+    (STOCK, 5.5),
+):
+    graph_of(config=CONFIG, here=HERE, **{name: STOCK[name] for name in names})
+    assert beside_of("high") == times, (names, beside_of("high"))

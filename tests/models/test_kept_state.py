@@ -247,11 +247,17 @@ def test_a_proof_covers_the_call_that_finds_what_another_one_kept(group: GlooGro
 def test_memory_of_the_host_is_shared_by_its_ranks(group: GlooGroup) -> None:
     import comfy.model_management as management
 
-    memory = FreeMemory()
-    with mock.patch.object(management, "get_free_memory", lambda device: 1000):
-        memory.ranks = 4
-        assert memory.get_free_memory(CPU) == 250
-        assert memory.get_free_memory(torch.device("meta")) == 1000
+    def free(dev: object = None, torch_free_too: bool = False) -> Any:
+        return (1000, 10) if torch_free_too else 1000
+
+    with mock.patch.object(management, "get_free_memory", free):
+        for ranks, part in ((1, 1000), (4, 250)):
+            with host_memory_for(ranks):
+                for ask in (FreeMemory().get_free_memory, management.get_free_memory):
+                    assert (ask(CPU), ask("cpu"), ask(torch.device("meta"))) == (part, part, 1000)
+                assert management.get_free_memory() == 1000, "ComfyUI's device"
+                assert management.get_free_memory(CPU, torch_free_too=True) == (1000, 10)
+        assert management.get_free_memory is free
 
 
 @in_ranks(1)

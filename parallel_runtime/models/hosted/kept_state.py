@@ -41,35 +41,42 @@ NONE_USED, FILLED, FOUND = range(3)  # what a call decides
 class FreeMemory:
     """Stands for ComfyUI's ModelPatcher where a class asks it how much memory is free."""
 
-    def __init__(self) -> None:
-        self.ranks = 1  # that have the memory of the host in common
-
     def get_free_memory(self, device: torch.device) -> int:
-        """Bytes that this rank may take on a device."""
+        """Bytes that are free on a device, as ComfyUI says, which a class may ask itself, too (`host_memory_for`)."""
         import comfy.model_management
 
-        free = int(comfy.model_management.get_free_memory(device))
-        return free // self.ranks if torch.device(device).type == "cpu" else free
+        return int(comfy.model_management.get_free_memory(device))
 
 
 @contextmanager
 def host_memory_for(ranks: int) -> Iterator[None]:
-    """Inside, ComfyUI is asked for host memory for all `ranks`, each of which asks before any of them takes it."""
+    """Inside, ComfyUI is asked for host memory for all `ranks`, each of which asks before any of them takes it, and
+    says of what is free there one rank's part."""
     import comfy.model_management as module
 
-    stock = getattr(module, "ensure_pin_budget", None)
-    if stock is None or ranks == 1:
+    pinned: Callable[..., bool] | None = getattr(module, "ensure_pin_budget", None)
+    free: Callable[..., Any] = module.get_free_memory
+    if ranks == 1:
         yield
         return
 
     def for_all(size: int, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
-        return bool(stock(ranks * size, *args, **kwargs))
+        return pinned is not None and pinned(ranks * size, *args, **kwargs)
 
-    module.ensure_pin_budget = for_all
+    def part(dev: torch.device | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        found = free(dev, *args, **kwargs)
+        on_host = dev is not None and torch.device(dev).type == "cpu"
+        return found // ranks if on_host and not isinstance(found, tuple) else found
+
+    module.get_free_memory = part
+    if pinned is not None:
+        module.ensure_pin_budget = for_all
     try:
         yield
     finally:
-        module.ensure_pin_budget = stock
+        module.get_free_memory = free
+        if pinned is not None:
+            module.ensure_pin_budget = pinned
 
 
 def forget_keys(module: nn.Module) -> None:
@@ -84,20 +91,20 @@ class KeptState:
 
     def __init__(self, model: nn.Module, spec: ShardingSpec, keeps: Keeps) -> None:
         self._calls = self._found = self._rows = self._kept_bytes = 0
-        self._memory = FreeMemory()
+        self._ranks = 1  # that have the memory of the host in common
         self._reset: Callable[[bool], None] = getattr(model, keeps.reset)
         self._run: object = None
         self._state: Any = None  # what the class keeps, as it is asked for in a call
         self._alike: Alike | None = None
         self._unlike = False  # whether the class has decided otherwise than its spec says
         self._name = type(model).__name__
-        setattr(model, keeps.patcher, self._memory)
+        setattr(model, keeps.patcher, FreeMemory())
         setattr(model, keeps.decide, partial(self._decided, getattr(model, keeps.decide)))
         _first_block(model, spec).register_forward_hook(self._count_rows)
 
     def begin(self, run: object, *, ranks: int = 1) -> None:
         """Calls from here on are of `run`, by any name but None; `ranks` have the memory of the host in common."""
-        self._memory.ranks = ranks
+        self._ranks = ranks
         if run != self._run:
             self._free(keep=not self._unlike)
             self._run = run
@@ -139,7 +146,7 @@ class KeptState:
         **kwargs: Any,  # noqa: ANN401
     ) -> tuple[Any, bool]:
         """The class's decision, where all ranks make the same one; else none is kept, and the run goes on without."""
-        with host_memory_for(self._memory.ranks):
+        with host_memory_for(self._ranks):
             decided = decide(*args, **kwargs)
         if not is_pair(decided):
             return self._for_this_call(decided)

@@ -187,12 +187,12 @@ class ParallelChoice:
         replicas = f"; images of a batch on {plan.data} replicas (data={plan.data})" if plan.data > 1 else ""
         return plan, (f"{unshared}; prompt and negative at once (cfg=2), for a cfg scale above 1{replicas}",)
 
-    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan, beside: float = 0.0) -> Decision:
         """The plan of a sampling run of `work`, of those that weights loaded for `held` serve; its reasons are logged.
 
-        Only for plans that were weighed, not for those that the user wrote.
+        Only for plans that were weighed, not for those that the user wrote. `beside` as `decision_for_model` takes it.
         """
-        decision = replace(self._automatic(model, work, held), automatic=True)
+        decision = replace(self._automatic(model, work, held, beside=beside), automatic=True)
         log.info("SP Config: auto takes %s for this run: %s", decision.plan.name, "; ".join(decision.reasons))
         return decision
 
@@ -207,9 +207,10 @@ class ParallelChoice:
         """Whether the user's plan can be held against auto's: the speed of the devices is known."""
         return self.plan is not None and self._can_weigh()
 
-    def advised(self, model: CountedModel, work: Work) -> Decision | None:
-        """What auto would take for `work` on these devices; None where it did, or knows nothing of them."""
-        return self._automatic(model, work, usual=False) if self.advises else None
+    def advised(self, model: CountedModel, work: Work, beside: float = 0.0) -> Decision | None:
+        """What auto would take for `work` on these devices; None where it did, or knows nothing of them. `beside` as
+        `decision_for_model` takes it."""
+        return self._automatic(model, work, beside=beside, usual=False) if self.advises else None
 
     def describe(self) -> list[str]:
         """The plan's name, what each device will do, and auto's reasons, a line each; `ValueError` for too few devices.
@@ -264,7 +265,8 @@ class ParallelChoice:
             if known is None:
                 one_kind = not any(each.machine for each in devices) and len(kinds_here(devices)) == 1
                 return sides_apart(model, work, free, held=held, equal=one_kind and not self.shares)
-            return plan_of_run(model, work, free, known, held=held, blocks_stay=blocks_may_stay(os.environ))
+            stays = blocks_may_stay(os.environ)
+            return plan_of_run(model, work, free, known, held=held, blocks_stay=stays, beside=beside)
         return automatic_plan(
             model,
             work,

@@ -107,7 +107,9 @@ def attention_with_lse(
         kernel = _kernel_for(q, mask, with_lse=True)
         try:
             out, lse = _WITH_LSE[kernel](*heads_first, mask)
-            lse = lse.to(torch.float32) * log_base(kernel, q.dtype, q.device)
+            lse = lse.to(torch.float32)
+            if torch.version.hip is not None:
+                lse = lse * log_base(kernel, q.dtype, q.device)
         except torch.OutOfMemoryError:
             raise
         except (AttributeError, RuntimeError, TypeError) as error:  # torch lacks it, it refuses, it has other arguments
@@ -122,13 +124,11 @@ def attention_with_lse(
 
 @functools.cache
 def log_base(kernel: Kernel, dtype: torch.dtype, device: torch.device) -> float:
-    """What makes a kernel's log-sum-exp one to base e: AMD's kernels have base 2 before AOTriton 0.11, which torch has
-    from 2.9 on and AMD's own builds of older ones have, too (PyTorch issues 156012 and 161754). So it is looked at.
+    """What makes the log-sum-exp of a kernel of AMD's one to base e.
 
-    Raises `RuntimeError` for a kernel whose log-sum-exp is neither.
+    It has base 2 before AOTriton 0.11, which torch has from 2.9 on, and AMD's own builds of older ones may have
+    (PyTorch issue 156012): so it is looked at. Raises `RuntimeError` for a kernel whose log-sum-exp is neither.
     """
-    if torch.version.hip is None:
-        return 1.0
     head_dim = 64
     ones = torch.ones(1, 1, 1, head_dim, dtype=dtype, device=device)
     found = float(_WITH_LSE[kernel](ones, ones, ones, None)[1].flatten()[0])  # of one key: the score

@@ -128,12 +128,14 @@ def plan_of_run(
     *,
     held: ParallelPlan,
     blocks_stay: bool = True,
+    beside: float = 0.0,
 ) -> Decision:
     """The plan of one sampling run of `work`: the quickest that fits of those that the weights serve as they lie.
 
     `held` is the plan that they were loaded for, and the answer where nothing fits; `free` bytes on each device.
     """
     there, choose = free[: held.ranks], partial(choose_plan, weights=(held.weights,), blocks_stay=blocks_stay)
+    choose = partial(choose, beside=beside)
     choice = choose(model, work, there, calibration, held=held.layout, num_ranks=len(free))
     if not choice.table:
         alone = "at cfg 1 only the images of a batch can be shared out of a model of this kind"

@@ -168,7 +168,7 @@ def choose_plan(
     why = (*_beyond_host(chosen, fitting, host_bytes), *why)
     if chosen.host_bytes > given:
         takes, gives = _gib(chosen.host_bytes), _gib(round(given))
-        why = (f"its weights take {takes} of host memory, where auto gives {gives}, as no others fit", *why)
+        why = (f"{_whose(chosen)} take {takes} of host memory, where auto gives {gives}, as no others fit", *why)
     reasons = (*_reasons(chosen, others, devices, calibration), *why, f"constants: {calibration.source}")
     return Choice(chosen=chosen, reasons=reasons, table=table)
 
@@ -300,7 +300,7 @@ def _beyond_host(chosen: Prediction, fitting: Sequence[Prediction], host_bytes: 
     name, takes = left_out.plan.name, _gib(left_out.host_bytes)
     gain = chosen.prompt_s / left_out.prompt_s
     return (
-        f"{name} would be {gain:.2f}x as fast, but its weights take {takes} of host memory, of which auto gives "
+        f"{name} would be {gain:.2f}x as fast, but {_whose(left_out)} take {takes} of host memory, of which auto gives "
         f"{_gib(round(host_bytes))}",
     )
 
@@ -413,6 +413,11 @@ def _of_weights(chosen: Prediction, table: Sequence[Prediction], devices: Sequen
         yield f"its weights are loaded before each run, which takes {load}, as they leave no room {_lacking(chosen)}"
     if chosen.staying:
         yield f"{chosen.staying:.0%} of the blocks stay whole on each device after a run's first step"
+
+
+def _whose(row: Prediction) -> str:
+    """Whose weights lie in host memory."""
+    return "its weights and those of the prompt's other models" if row.beside else "its weights"
 
 
 def _lacking(row: Prediction) -> str:

@@ -198,28 +198,36 @@ def test_nodes_in_subgraphs_and_copies_hear_nothing_once_they_are_gone(told_comf
     assert len(asked) == 1, "the plan of the one SP Config that is there"
 
 
-LOADERS_LINKED = """(files) => {
-  const config = LiteGraph.createNode('SPConfig')
-  app.graph.add(config)
-  for (const [file, mode] of files) {
-    const loader = LiteGraph.createNode('ParallelModelLoader')
-    app.graph.add(loader)
-    loader.widgets.find(({ name }) => name === 'unet_name').value = file
-    loader.mode = mode
-    config.connect(0, loader, 'sp_config')
+LOADERS_LINKED = """(configs) => {
+  for (const [devices, files] of configs) {
+    const config = LiteGraph.createNode('SPConfig')
+    app.graph.add(config)
+    config.widgets.find(({ name }) => name === 'devices').value = devices
+    for (const [file, mode] of files) {
+      const loader = LiteGraph.createNode('ParallelModelLoader')
+      app.graph.add(loader)
+      loader.widgets.find(({ name }) => name === 'unet_name').value = file
+      loader.mode = mode
+      config.connect(0, loader, 'sp_config')
+    }
   } }"""
 
 
-def test_a_plan_is_asked_for_a_loaders_file_with_those_of_the_others_on_its_sp_config(told_comfy: MadeUp) -> None:
+def test_a_plan_is_asked_for_a_loaders_file_with_those_of_the_others_on_its_devices(told_comfy: MadeUp) -> None:
     page, asked = told_comfy.comfy.page, []
     page.on("request", lambda request: asked.append(request.url) if "/parallel_dit/plan" in request.url else None)
-    for files, unet_name, beside in (
-        ((("a", 0),), ["a"], []),
-        ((("a", 0), ("b", 0), ("c", 0)), ["a"], ["b\nc"]),
-        ((("off", 4), ("a", 0), ("b", 2), ("c", 0)), ["a"], ["c"]),
+    for configs, beside in (
+        ([("cpu:2", [("a", 0)])], []),
+        ([("cpu:2", [("a", 0), ("b", 0), ("c", 0)])], ["b\nc"]),
+        ([("cpu:2", [("off", 4), ("a", 0), ("b", 2), ("c", 0)])], ["c"]),
+        ([("cpu:2", [("a", 0)]), ("cpu:2", [("b", 0), ("c", 0)]), ("cpu:1", [("d", 0)])], ["b\nc"]),
+        ([("cpu:2", [("a", 0)]), ("cpu:2", [])], []),
     ):
         page.evaluate("() => app.graph.clear()")
-        page.evaluate(LOADERS_LINKED, files)
         page.evaluate(QUIET)
-        query = parse_qs(urlsplit(asked[-1]).query)
-        assert (query.get("unet_name", []), query.get("beside", [])) == (unet_name, beside), files
+        asked.clear()
+        page.evaluate(LOADERS_LINKED, configs)
+        page.evaluate(QUIET)
+        queries = [parse_qs(urlsplit(each).query) for each in asked]
+        assert [each.get("beside", []) for each in queries if each.get("unet_name") == ["a"]][-1] == beside, configs
+        assert all("beside" not in each for each in queries if "unet_name" not in each)

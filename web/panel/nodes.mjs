@@ -25,6 +25,7 @@ const MEASURED = {
 }
 const SHOWS_REPORTS = 'ShowTimingReport'
 const OF_A_LOADER = ['unet_name', 'weight_dtype']
+const WHERE = ['devices', 'machines'] // what an SP Config names its workers by
 const MANUAL_ONLY = new Set([...AXES, 'patches', 'warmup_steps'])
 const STAGES_ONLY = new Set(['patches', 'warmup_steps'])
 const ASK_AFTER_MS = 250
@@ -268,12 +269,23 @@ function values(node) {
 }
 
 /* The file of the first loader that is linked to an SP Config: plan and memory are those of this file. Those of the
-   others want room beside it. */
+   others on the same devices want room beside it. */
 function ofLoader(node) {
-  const targets = (node.graph ? node.getOutputNodes(0) : null) ?? []
-  const [loader, ...others] = targets.filter((each) => LOADERS.has(each.comfyClass) && !isOff(each)).map(fileOf)
+  if (!node.graph) return {}
+  const alike = (other) => WHERE.every((name) => valueOf(other, name) === valueOf(node, name))
+  const more = node.graph.nodes.filter((each) => each !== node && each.comfyClass === CONFIG && !isOff(each) && alike(each))
+  const own = loadersOf(node)
+  const [loader, ...others] = [...own, ...(own.length ? more.flatMap(loadersOf) : [])].map(fileOf)
   const beside = others.flatMap((each) => each.unet_name ?? [])
   return { ...loader, ...(beside.length > 0 && { beside: beside.join('\n') }) }
+}
+
+function loadersOf(config) {
+  return (config.getOutputNodes(0) ?? []).filter((each) => LOADERS.has(each.comfyClass) && !isOff(each))
+}
+
+function valueOf(node, name) {
+  return node.widgets?.find((widget) => widget.name === name)?.value
 }
 
 function fileOf(loader) {
@@ -320,7 +332,7 @@ function showChosen(node) {
 
 /* Both renderers: the classic one asks the widget, Nodes 2.0 its options. Hidden values are kept and saved. */
 function showNeeded(node, opened) {
-  const value = (name) => node.widgets?.find((widget) => widget.name === name)?.value
+  const value = (name) => valueOf(node, name)
   const linked = isLinked(node, 'mode')
   const manual = linked || value('mode') === 'manual'
   const stages = linked || (manual && (isLinked(node, 'pipefusion') || value('pipefusion') > 1))

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 from .comfyui import PromptServer
 from .version import off
-from .writers import executing
+from .writers import executing, links_in
 
 _PROMPT: ContextVar[Mapping[str, object]] = ContextVar("parallel_dit_queued_prompt")
 
@@ -51,11 +51,19 @@ def running_values(kind: str, name: str, *, absent: object) -> list[object]:
     return [_value(inputs_of(node).get(name, absent)) for node in nodes]
 
 
-def running_nodes() -> dict[str, Mapping]:
-    """The nodes of the prompt that runs, by id, as they were queued; none without a server."""
+def running_nodes(*, needed: bool = False) -> dict[str, Mapping]:
+    """The nodes of the prompt that runs, by id, as they were queued; none without a server. `needed`: those alone that
+    what is to be made depends on."""
     server = _server()
     running = [] if server is None else list(server.prompt_queue.currently_running.values())
-    return {node_id: node for _, _, prompt, *_ in running for node_id, node in prompt.items()}
+    nodes = {node_id: node for _, _, prompt, *_ in running for node_id, node in prompt.items()}
+    if not needed:
+        return nodes
+    due = [node_id for _, _, _, _, outputs, *_ in running for node_id in outputs if node_id in nodes]
+    for node_id in due:  # grows meanwhile
+        sources = {source for source, _ in links_in(inputs_of(nodes[node_id]).values())}
+        due += (sources & nodes.keys()).difference(due)
+    return {node_id: nodes[node_id] for node_id in due}
 
 
 def inputs_of(node: object) -> Mapping:

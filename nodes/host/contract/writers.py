@@ -85,7 +85,7 @@ def nodes_before() -> list[GraphNode]:
     for node in (due := list(found.values())):  # grows meanwhile
         for source, slot in _links(node):
             if source not in found and (before := _node(source)) is not None:
-                if _output(before, slot) not in RESULTS:
+                if output_type(before, slot) not in RESULTS:
                     found[source] = before
                     due.append(before)
     return due[1:]
@@ -222,6 +222,18 @@ def now_in_graph(node: GraphNode) -> GraphNode:
     return _in_graph(node, nodes_with_this()) or node
 
 
+def links_in(values: Iterable[object]) -> list[tuple[str, int]]:
+    """Those of a node's inputs that are links: the id of the other node, and which of its outputs."""
+    given = [value for value in values if isinstance(value, list) and len(value) == 2]
+    return [(source, slot) for source, slot in given if isinstance(source, str) and isinstance(slot, int)]
+
+
+def output_type(node: GraphNode, slot: int) -> str:
+    """The type of a node's output; "" where that is not known."""
+    kinds = _outputs(node)
+    return kinds[slot] if slot < len(kinds) else ""
+
+
 def around(value: object) -> dict[str, Any]:
     """The variables that a function has around it, by name; of any other value none."""
     function = getattr(value, "__func__", value)
@@ -312,14 +324,7 @@ def _node(node_id: str) -> GraphNode | None:
 
 
 def _links(node: GraphNode) -> list[tuple[str, int]]:
-    inputs = _inputs(get_progress_state().dynprompt.get_node(node.node_id))
-    given = [value for value in inputs.values() if isinstance(value, list) and len(value) == 2]
-    return [(source, slot) for source, slot in given if isinstance(source, str) and isinstance(slot, int)]
-
-
-def _output(node: GraphNode, slot: int) -> str:
-    kinds = _outputs(node)
-    return kinds[slot] if slot < len(kinds) else ""
+    return links_in(_inputs(get_progress_state().dynprompt.get_node(node.node_id)).values())
 
 
 def _between(taken: str, given: str) -> list[GraphNode]:
@@ -332,7 +337,7 @@ def _inputs(node: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _taken(node: GraphNode) -> list[str]:
-    return [_output(source, slot) for name, slot in _links(node) if (source := _node(name)) is not None]
+    return [output_type(source, slot) for name, slot in _links(node) if (source := _node(name)) is not None]
 
 
 def _outputs(node: GraphNode) -> list[str]:

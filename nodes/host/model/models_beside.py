@@ -5,13 +5,16 @@ Owns how they are told from the graph, which names them before they are loaded.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from ..contract.comfyui import folder_paths
 from ..contract.queued_prompt import inputs_of, running_nodes
-from ..contract.writers import executing
+from ..contract.writers import GraphNode, executing, links_in, output_type
 
+Nodes: TypeAlias = Mapping[str, Mapping]
 OURS = ("ParallelModelLoader", "ParallelFluxLoader", "ParallelizeModel")
-NAMES = {"unet_name": "diffusion_models", "ckpt_name": "checkpoints"}  # an input that names a file, and its folder
+FILES = {"unet_name": "diffusion_models", "ckpt_name": "checkpoints"}  # an input that names a file, and its folder
+WHERE = ("devices", "machines")  # what SP Config names the workers by
 
 
 def models_beside(path: str) -> float:
@@ -20,44 +23,44 @@ def models_beside(path: str) -> float:
     They are compared by their files' sizes; one whose file the graph does not name counts as one. 0 outside of a
     prompt.
     """
-    context, nodes = executing(), running_nodes()
+    context, nodes = executing(), running_nodes(needed=True)
     here = None if context is None else nodes.get(context.node_id)
     if here is None:
         return 0.0
-    devices = _devices(here, nodes)
+    where = _workers(here, nodes)
     ours = (node for node in nodes.values() if node.get("class_type") in OURS)
-    others = {_file(node, nodes) for node in ours if _devices(node, nodes) == devices}
+    others = {_file(node, nodes) for node in ours if _workers(node, nodes) == where}
     return times_as_large(path, others - {_file(here, nodes)})
 
 
 def times_as_large(path: str, others: Iterable[str]) -> float:
     """The size of other files, by their paths, in that of the file at `path`."""
-    size = os.path.getsize(path)
+    size = max(1, os.path.getsize(path))
     return sum(os.path.getsize(each) / size if os.path.isfile(each) else 1.0 for each in others)
 
 
-def _devices(node: Mapping, nodes: Mapping[str, Mapping]) -> object:
-    """What the SP Config of a node names as devices; its link where that is no value."""
+def _workers(node: Mapping, nodes: Nodes) -> object:
+    """What the SP Config of a node names its workers by; the link to what else it has."""
     link = inputs_of(node).get("sp_config")
-    config = next(_linked({"sp_config": link}, nodes), {})
-    return inputs_of(config).get("devices", link)
+    config = inputs_of(next((nodes.get(source) for source, _ in links_in([link])), None))
+    return [config.get(name, "") for name in WHERE] if WHERE[0] in config else link
 
 
-def _file(node: Mapping, nodes: Mapping[str, Mapping]) -> str:
+def _file(node: Mapping, nodes: Nodes) -> str:
     """The path of the file that a node's MODEL is of; the inputs of the node that made it where no file is named."""
     seen = list[Mapping]()
     while not any(node is each for each in seen):
         seen.append(node)
-        inputs = inputs_of(node)
-        for name, folder in NAMES.items():
-            if isinstance(inputs.get(name), str):
-                return folder_paths.get_full_path(folder, inputs[name]) or inputs[name]
-        node = next(_linked({name: given for name, given in inputs.items() if "model" in name}, nodes), node)
+        for name, folder in FILES.items():
+            if isinstance(given := inputs_of(node).get(name), str):
+                return folder_paths.get_full_path(folder, given) or given
+        node = next(_models_of(node, nodes), node)
     return repr(inputs_of(node))
 
 
-def _linked(inputs: Mapping[str, object], nodes: Mapping[str, Mapping]) -> Iterator[Mapping]:
-    """The nodes that inputs are linked to."""
-    for given in inputs.values():
-        if isinstance(given, list) and given and given[0] in nodes:
-            yield nodes[given[0]]
+def _models_of(node: Mapping, nodes: Nodes) -> Iterator[Mapping]:
+    """The nodes whose MODEL a node takes."""
+    for source, slot in links_in(inputs_of(node).values()):
+        kind = str(nodes.get(source, {}).get("class_type"))
+        if output_type(GraphNode(node_id=source, class_type=kind), slot) == "MODEL":
+            yield nodes[source]

@@ -97,7 +97,7 @@ class Chooser(Protocol):
         where it cannot be.
         """
 
-    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan) -> Decision:
+    def plan_of_run(self, model: CountedModel, work: Work, held: ParallelPlan, beside: float) -> Decision:
         """The plan of one run of `work`, which weights loaded for `held` serve. Asked only if `held` was weighed."""
 
     @property
@@ -108,7 +108,7 @@ class Chooser(Protocol):
     def advises(self) -> bool:
         """Whether `advised` may have something to say."""
 
-    def advised(self, model: CountedModel, work: Work) -> Decision | None:
+    def advised(self, model: CountedModel, work: Work, beside: float) -> Decision | None:
         """What would have been chosen for `work`; None where it was, or nothing is known of the devices."""
 
 
@@ -124,7 +124,8 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     devices, shares = asked.selection.devices, asked.shares
     source = read(path, weight_dtype, devices)
     source = LOOKING.with_found(source) if asked.looks else source
-    decision = decide_for(source, asked, beside=models_beside(path), tick=_while_counted(source))
+    beside = models_beside(path)
+    decision = decide_for(source, asked, beside=beside, tick=_while_counted(source))
     refuse_unfit(source, decision.plan, asked)
     pooled = PooledModel(
         devices=devices,
@@ -153,7 +154,8 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
     patcher.decision, patcher.origin = decision, object()
     patcher.memory_text = memory_for(source, decision, devices, shares).text
     if decision.model is not None and (decision.plan.ranks > 1 or (decision.table and len(devices) > 1)):
-        patcher.choose_again = lru_cache(REMEMBERED)(partial(asked.plan_of_run, decision.model, held=decision.plan))
+        choose = partial(asked.plan_of_run, decision.model, held=decision.plan, beside=beside)
+        patcher.choose_again = lru_cache(REMEMBERED)(choose)
     patcher.side_branch, patcher.compiled, patcher.exchange = asked.side_branch, asked.compiled, asked.exchange
     patcher.step_cache, patcher.worker_loop = asked.step_cache, asked.worker_loop
     patcher.attention, patcher.tries, patcher.shares = asked.attention, asked.tries, shares
@@ -161,12 +163,17 @@ def remote_patcher(path: str, weight_dtype: str, asked: Chooser, *, read: Reader
         # neither may hold the source: it has the model, which ComfyUI expects to go with its last MODEL
         of = source.spec, source.sizes.total
         Thread(target=_counted_or_none, args=of, daemon=True).start()
-        patcher.advise = partial(_advised, chooser=asked, of=of)
+        patcher.advise = partial(_advised, chooser=asked, of=of, beside=beside)
     return patcher
 
 
 def _advised(
-    patcher: RemotePatcher, settings: Mapping[str, object], *, chooser: Chooser, of: tuple[ModelSpec, int]
+    patcher: RemotePatcher,
+    settings: Mapping[str, object],
+    *,
+    chooser: Chooser,
+    of: tuple[ModelSpec, int],
+    beside: float,
 ) -> dict | None:
     """The plan that is predicted to be clearly quicker at such a run, as `suggestion` has it; None where none is, and
     as long as the model is not counted."""
@@ -175,7 +182,7 @@ def _advised(
         return None
     weighed = replace(patcher.decision, work=usual_work_of(counted), model=counted.model)
     work = work_of_settings(patcher, settings, weighed)
-    better = None if work is None else chooser.advised(counted.model, work)
+    better = None if work is None else chooser.advised(counted.model, work, beside)
     gain = None if better is None else better.gain_over(patcher.plan)
     if better is None or gain is None or gain < PREDICTED_CLEARLY:
         return None

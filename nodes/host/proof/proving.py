@@ -194,7 +194,8 @@ class Prover:
     def _cards(self) -> list[str]:
         """What computes: kernels are chosen by the card."""
         devices = self.pooled.devices
-        return kinds_here(devices) if devices[0].kind == "cuda" else [devices[0].kind]
+        machines = sorted({device.machine for device in devices if device.machine})
+        return [*kinds_here(devices), *machines] if devices[0].kind == "cuda" else [devices[0].kind]
 
     def _arguments(self, call: ModelCall) -> tuple[str, ...]:
         """What a proof of the call holds for."""

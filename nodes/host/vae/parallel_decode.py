@@ -36,17 +36,19 @@ ROUND_BYTES = 256 << 20  # of pixels that come back at once, as far as each rank
 ROUND_TILES = 256
 OWN_TILES = "_decode_pixels"  # the network of one tile, in a class that tiles by itself (MiniMax H3)
 CPU = torch.device("cpu")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 PLAIN = (bool, int, float, str, type, NoneType)
-LOOKED_AT = 64  # numbers of each weight
+LOOKED_AT = 4096  # numbers of each weight
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
     """A VAE that was decoded over ranks: the key of its weights, numbers of them, and what a rank builds of them, on
-    meta."""
+    meta; and what that is built by, beside their shapes: their dtypes, the VAE's, and its class's settings."""
 
     key: str
     numbers: torch.Tensor
+    built_by: tuple[object, ...]
     again: torch.nn.Module
 
 
@@ -306,7 +308,10 @@ def weights_of(vae: VAE) -> VaeWeights:
         raise CannotShareError(f"{kind} has weights of {', '.join(sorted(odd))}")
     config = vars(module).get("config")
     metadata = {"config": json.dumps({"vae": config})} if isinstance(config, dict) else {}
+    built_by = (vae.vae_dtype, metadata, [each.dtype for each in tensors.values()])
     known = _KNOWN.get(module)
+    if known is not None and known.built_by != built_by:
+        known = None
     again = _again(vae, tensors, metadata) if known is None else known.again
     if again is None:
         raise CannotShareError(f"ComfyUI builds a {kind} like this from values of its weights")
@@ -314,7 +319,7 @@ def weights_of(vae: VAE) -> VaeWeights:
         raise CannotShareError(f"ComfyUI builds something else from the weights of this {kind}")
     numbers = _numbers_of(tensors.values())
     if known is None or not torch.equal(numbers, known.numbers):
-        known = _KNOWN[module] = Known(key=uuid.uuid4().hex, numbers=numbers, again=again)
+        known = _KNOWN[module] = Known(key=uuid.uuid4().hex, numbers=numbers, built_by=built_by, again=again)
     return VaeWeights(
         key=known.key,
         comfyui=this_comfyui(),
@@ -326,9 +331,13 @@ def weights_of(vae: VAE) -> VaeWeights:
 
 
 def _numbers_of(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Some numbers of each tensor, evenly from all over it, in fp64: which an edit of the tensor changes."""
+    """Some numbers of each tensor, evenly from all over it, as the bits of fp64.
+
+    An edit of all of it, or of one of the parts of its first dimension, changes some if those are at most `LOOKED_AT`.
+    """
     flat = (each.reshape(-1) for each in tensors)
-    return torch.cat([each[:: len(each) // LOOKED_AT + 1].to(CPU, torch.float64) for each in flat])
+    numbers = torch.cat([each[:: len(each) // LOOKED_AT + 1].to(CPU, torch.float64) for each in flat])
+    return numbers.view(torch.int64)  # of which one that is no number equals itself
 
 
 def _again(vae: VAE, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> torch.nn.Module | None:
@@ -358,11 +367,13 @@ def _alike(module: torch.nn.Module, again: torch.nn.Module) -> bool:
 def _same_settings(layer: torch.nn.Module, other: torch.nn.Module, books: Collection[str]) -> bool:
     """Whether both were told the same, where their text does not show it, as of what class of ComfyUI's a latent is.
 
-    A layer that a node gave a method of its own, as for seamless pictures, is another. `books` do not count.
+    A layer that a node gave a method of its own, as for seamless pictures, or a hook is another. `books` do not count.
     """
     one = {name: value for name, value in vars(layer).items() if name not in books}
     two = {name: value for name, value in vars(other).items() if name not in books}
     if any(callable(one[name]) and not isinstance(one[name], type) for name in one.keys() - two.keys()):
+        return False
+    if any(len(getattr(layer, name)) != len(getattr(other, name)) for name in HOOKS):
         return False
     told = [name for name in one.keys() & two.keys() if not name.startswith(("_", "comfy"))]
     pairs = [(one[name], two[name]) for name in told if isinstance(one[name], PLAIN) or isinstance(two[name], PLAIN)]

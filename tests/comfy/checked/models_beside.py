@@ -22,10 +22,10 @@ beside.folder_paths = SimpleNamespace(get_full_path=lambda folder, name: f"/{fol
 running = server.prompt_queue.currently_running
 
 
-def graph_of(**nodes):
-    """Have a prompt run, of nodes by their ids: the class and the inputs of each."""
+def graph_of(wanted=None, **nodes):
+    """Have a prompt run, of nodes by their ids: the class and the inputs of each. `wanted`: what is to be made."""
     queued = {name: {"class_type": kind, "inputs": inputs} for name, (kind, inputs) in nodes.items()}
-    running[0] = (0, "p", queued, {}, [])
+    running[0] = (0, "p", queued, {}, list(nodes) if wanted is None else wanted)
 
 
 def beside_of(name, node="here"):
@@ -41,9 +41,16 @@ assert beside_of("high") == beside_of("high", "of a subgraph") == 0 and beside.m
 loader = ("ParallelFluxLoader", {"unet_name": "low", "sp_config": ["again", 0]})
 graph_of(config=CONFIG, again=CONFIG, here=HERE, low=loader, twice=loader, same=HERE)
 assert beside_of("high") == 1.2 and beside_of("low", "low") == 100 / 120, "each file once"
-for elsewhere in (OTHER, ("SPConfig", {})):
+far = ("SPConfig", {"devices": "all", "machines": "10.0.0.2:1"})
+for elsewhere in (OTHER, far, ("SPConfig", {})):
     graph_of(config=CONFIG, again=elsewhere, here=HERE, low=loader)
     assert beside_of("high") == 0, "its weights lie on other devices"
+graph_of(
+    ["save", "gone"], config=CONFIG, again=CONFIG, here=HERE, low=loader, save=("SaveLatent", {"samples": ["here", 0]})
+)
+assert beside_of("high") == 0, "nothing that is made depends on the other"
+graph_of(["save"], config=CONFIG, again=CONFIG, here=HERE, low=loader, save=("X", {"a": ["low", 0], "b": ["here", 0]}))
+assert beside_of("high") == 1.2
 
 # What Parallelize Model makes ours is of the file that its MODEL began with; one that names no file is as large.
 STOCK = {
@@ -51,9 +58,12 @@ STOCK = {
     "lora": ("LoraLoaderModelOnly", {"model": ["unet", 0], "lora_name": "x"}),
     "ours": ("ParallelizeModel", {"model": ["lora", 0], "sp_config": ["config", 0]}),
     "checkpoint": ("CheckpointLoaderSimple", {"ckpt_name": "sd"}),
-    "merged": ("ModelMergeSimple", {"model1": ["checkpoint", 0], "model2": ["unet", 0]}),
-    "more": ("ParallelizeModel", {"model": ["merged", 0], "sp_config": ["config", 0]}),
-    "gguf": ("AnotherLoader", {"file": "x"}),
+    "both": ("LoraLoader", {"clip": ["checkpoint", 1], "model": ["checkpoint", 0]}),
+    "more": ("ParallelizeModel", {"model": ["both", 0], "sp_config": ["config", 0]}),
+    "number": ("PrimitiveFloat", {"value": 0.5}),
+    "linked": ("LoraLoaderModelOnly", {"strength_model": ["number", 0], "model": ["unet", 0]}),
+    "strong": ("ParallelizeModel", {"model": ["linked", 0], "sp_config": ["config", 0]}),
+    "gguf": ("AnotherLoader", {"file": "x", "models": [["a", 1.0], ["b", 0.5]], "odd": [{"a": 1}, 2]}),
     "odd": ("ParallelizeModel", {"model": ["gguf", 0], "sp_config": ["config", 0]}),
     "gone": ("ParallelModelLoader", {"unet_name": "gone", "sp_config": ["config", 0]}),
     "round": ("ParallelizeModel", {"model": ["round", 0], "sp_config": ["config", 0]}),
@@ -61,7 +71,8 @@ STOCK = {
 }
 for names, times in (
     (("unet", "lora", "ours"), 0.5),
-    (("unet", "checkpoint", "merged", "more"), 2.0),
+    (("checkpoint", "both", "more"), 2.0),
+    (("unet", "number", "linked", "strong"), 0.5),
     (("gguf", "odd"), 1.0),
     (("gone",), 1.0),
     (("round",), 1.0),

@@ -815,14 +815,11 @@ assert (key.comfyui, key.model_class) == (version.comfyui_version(), f"{kind.__m
 assert (key.plan, key.arguments, key.weights) == ("ring=2", ("x",), "float32 of float32")
 assert key.kernels.startswith(f"cpu torch {torch.__version__}") and len(key.source.split()[0]) == 16
 assert key == prover.key(ring, ("x",)) != prover.key(plain.plan, ("x",))
-there, prover.pooled = (
-    prover.pooled,
-    SimpleNamespace(**vars(prover.pooled) | {"devices": [SimpleNamespace(kind="cuda")]}),
-)
+there, Device = prover.pooled, type(one_cuda)
 proving.kinds_here = lambda devices: ["RTX 3090", "RTX 4090"]
-assert prover.key(ring, ("x",)).kernels.startswith(f"RTX 3090 RTX 4090 torch {torch.__version__}"), (
-    "they choose kernels"
-)
+for machine, cards in (("", "RTX 3090 RTX 4090"), ("far", "RTX 3090 RTX 4090 far")):
+    prover.pooled = SimpleNamespace(**vars(there) | {"devices": [one_cuda, Device("cuda", 0, machine)]})
+    assert prover.key(ring, ("x",)).kernels.startswith(f"{cards} torch {torch.__version__}"), "they choose kernels"
 prover.pooled = there
 proof = proofs.Proof(verdict=proofs.PROVEN, reason="", error=1e-7, control=0.5, tolerance=1e-5, calls=3)
 for number, verdict in enumerate((proofs.PROVEN, proofs.PROVEN, proofs.REFUSED)):

@@ -437,7 +437,7 @@ choice.plan_of_run = lambda *given, **named: asks.append((given, named)) or DECI
 held = plans.ParallelPlan(ring=2)
 assert several.plan_of_run(FLUX.model, work, held) == replace(DECISION, automatic=True)
 equal, measured = ((FLUX.model, work, [2000, 2000], replace(RATES, shares=each)) for each in ((), None))
-assert asks[-1] == (measured, {"held": held, "blocks_stay": True}) != (equal, {})
+assert asks[-1] == (measured, {"held": held, "blocks_stay": True, "beside": 0.0}) != (equal, {})
 replace(several, shares=()).plan_of_run(FLUX.model, work, held)
 assert asks[-1][0] == equal, "shares that the user wrote are those that are weighed"
 choice._constants = lambda devices: None

@@ -337,10 +337,27 @@ with torch.no_grad():
     layer.weight.mul_(1.01)
 changed = decode.weights_of(vae).key
 assert changed != whole.key and decode.weights_of(vae).key == changed
+with torch.no_grad():
+    layer.weight[-1].zero_()
+part = decode.weights_of(vae).key
+with torch.no_grad():
+    layer.bias[0] = float("nan")
+broken = decode.weights_of(vae).key
+assert len({whole.key, changed, part, broken, decode.weights_of(vae).key}) == 4, "what is no number stays the same"
 layer._conv_forward = print
 assert "something else" in raised(decode.CannotShareError, decode.weights_of, vae)
 del layer._conv_forward
-assert decode.weights_of(vae).key == changed
+for add in (layer.register_forward_hook, layer.register_forward_pre_hook):
+    hook = add(print)
+    assert "something else" in raised(decode.CannotShareError, decode.weights_of, vae)
+    hook.remove()
+assert decode.weights_of(vae).key == broken
+vae.first_stage_model.half()
+vae.vae_dtype, other_dtype = torch.float16, vae.vae_dtype
+halves = decode.weights_of(vae)
+assert halves.key != broken and halves.dtype == torch.float16 and decode.weights_of(vae).key == halves.key
+vae.first_stage_model.to(other_dtype)
+vae.vae_dtype = other_dtype
 vae.first_stage_model.extra = torch.nn.Linear(1, 1)
 decode._KNOWN.clear()
 

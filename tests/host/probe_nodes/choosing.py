@@ -43,7 +43,7 @@ def _like_known_gpus(kind: type, latency_s: float) -> type:
             gpus = [device("cuda", index) for index in range(len(self.selection.devices))]
             free = [80 * 2**30] * len(gpus)
             if held is not None:
-                return automatic.plan_of_run(model, work, free, constants, held=held)
+                return automatic.plan_of_run(model, work, free, constants, held=held, **given)
             return automatic.automatic_plan(model, work, gpus, free, constants, weights=self.weights, **given)
 
     return Known

@@ -105,7 +105,10 @@ def test_weights_that_leave_the_prompts_other_models_no_room_are_weighed_with_th
         for beside in (0, 1)
     ]
     assert offered[1] == pytest.approx(2 * offered[0]) and 0.9 < offered[0] < 1.1, "both lie in host memory"
-    for beside, whose in ((0, "its weights take 11"), (1, "its weights and those of the prompt's other models take 22")):
+    for beside, whose in (
+        (0, "its weights take 11"),
+        (1, "its weights and those of the prompt's other models take 22"),
+    ):
         full = choose_plan(FP8, work, [12 * GIB], cards, beside=beside, host_bytes=8 * GIB)
         assert any(each.startswith(whose) for each in full.reasons), full.reasons
 

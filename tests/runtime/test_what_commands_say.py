@@ -50,7 +50,7 @@ TAKEN: dict[str, tuple[list[str], dict[str, Any]]] = {
         [],
         SIZE
         | {"model": None, "cfg": 1.0, "steps": 20, "dtype": "bfloat16", "file_dtype": None, "devices": None}
-        | {"kind": None, "link": None, "bandwidth_gbs": None, "latency_us": None, "free_gib": None}
+        | {"kind": None, "link": None, "bandwidth_gbs": None, "latency_us": None, "free_gib": None, "beside": 0}
         | {"compiled": False, "stale": False},
     ),
     "verify": (

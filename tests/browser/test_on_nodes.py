@@ -216,18 +216,13 @@ LOADERS_LINKED = """(configs) => {
 def test_a_plan_is_asked_for_a_loaders_file_with_those_of_the_others_on_its_devices(told_comfy: MadeUp) -> None:
     page, asked = told_comfy.comfy.page, []
     page.on("request", lambda request: asked.append(request.url) if "/parallel_dit/plan" in request.url else None)
-    for configs, beside in (
-        ([("cpu:2", [("a", 0)])], []),
-        ([("cpu:2", [("a", 0), ("b", 0), ("c", 0)])], ["b\nc"]),
-        ([("cpu:2", [("off", 4), ("a", 0), ("b", 2), ("c", 0)])], ["c"]),
-        ([("cpu:2", [("a", 0)]), ("cpu:2", [("b", 0), ("c", 0)]), ("cpu:1", [("d", 0)])], ["b\nc"]),
-        ([("cpu:2", [("a", 0)]), ("cpu:2", [])], []),
-    ):
-        page.evaluate("() => app.graph.clear()")
-        page.evaluate(QUIET)
-        asked.clear()
-        page.evaluate(LOADERS_LINKED, configs)
-        page.evaluate(QUIET)
-        queries = [parse_qs(urlsplit(each).query) for each in asked]
-        assert [each.get("beside", []) for each in queries if each.get("unet_name") == ["a"]][-1] == beside, configs
-        assert all("beside" not in each for each in queries if "unet_name" not in each)
+    alone, both, more = ("cpu:1", [("a", 0)]), ("cpu:2", [("b", 0), ("c", 0)]), ("cpu:2", [("d", 0)])
+    some_off = ("cpu:3", [("off", 4), ("e", 0), ("f", 2), ("g", 0)])
+    page.evaluate(LOADERS_LINKED, [alone, both, more, some_off, ("cpu:2", [])])
+    page.evaluate(QUIET)
+    found = {query.get("unet_name", [""])[0]: query.get("beside", []) for query in map(query_of, asked)}
+    assert found == {"a": [], "b": ["c\nd"], "d": ["b\nc"], "e": ["g"], "": []}
+
+
+def query_of(url: str) -> dict[str, list[str]]:
+    return parse_qs(urlsplit(url).query)

@@ -651,7 +651,7 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
     tries: bool, written: object, module_of_pack, monkeypatch
 ) -> None:
     module, happened = module_of_pack("nodes.host.model.new_model"), list[Any]()
-    run = SimpleNamespace(call_late=lambda: happened.append("late"), packs_around=False)
+    run, around = SimpleNamespace(call_late=lambda: happened.append("late"), packs_around=False), list[Any]()
     decision = SimpleNamespace(plan="a plan")
     trier = SimpleNamespace(by_graphs=True, after=lambda it: happened.append(it)) if tries else None
     corrected = SimpleNamespace(
@@ -669,7 +669,7 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
         **{"LastRun": SimpleNamespace, "_sizes_of_run": lambda *_: {}, "asks_both": lambda _: True},
         **{"check_skipped_layers": lambda *it, guided: happened.append((it[-1], guided)), "whole_bytes": lambda _: [7]},
         **{"LIVE": SimpleNamespace(begins=happened.append), "begun": lambda *_: nullcontext()},
-        "readable_weights": lambda *_: nullcontext(),
+        **{"readable_weights": lambda *_: nullcontext(), "have_packs_around": lambda *it: around.append(it) or True},
     }
     for name, value in given.items():
         monkeypatch.setattr(module, name, value)
@@ -688,6 +688,7 @@ def test_a_run_is_told_how_many_images_steps_and_conditionings_it_has(
     asked = (noise, 1, sampler, sigmas, 5)
     assert module.with_context(Executor(), *asked, seed=6) == (*asked, {"seed": 6})
     assert (run.guided, run.images, run.steps, run.trier) == (True, 3, 3, trier)
+    assert run.packs_around and around == [({"loop": [Executor.class_obj, sampler, {}]}, ["loop"])]
     assert vars(patcher.model.last_run) == {"of": of, "work": "work", "sizes": {}}
     assert getattr(run, "graphs_under", None) == ("a plan" if tries else None)
     assert happened == [

@@ -84,6 +84,7 @@ def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
     settings = settings_of(Launch(machine.told[0], "shelf", "127.0.0.1"))
     start = Start(machine.told[0], settings)
     assert (settings.threads, [f"--threads={given}" in each for each in start._arguments]) == (given, [True] * 2)
+    assert len(set(start._lifelines)) == 2 and not {*start._lifelines} & {*start._theirs}, "a rank dies with its one"
     for fd in (*start._lifelines, *start._theirs):
         os.close(fd)
 

@@ -156,6 +156,19 @@ def test_matrices_that_layers_cast_stay_the_files_in_these_blocks_alone(monkeypa
     assert rounded.keys() - left.keys() == {"block.cast.weight"} and left.items() <= rounded.items()
 
 
+def test_a_weight_whose_dtype_is_read_is_known_by_its_class_or_one_that_that_is_derived_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    derived = type("Derived", (Casting,), {})
+    path = f"{Casting.__module__}.{Casting.__qualname__}"
+    monkeypatch.setattr(build, "may_be_found", lambda kind: kind is nn.LayerNorm)
+    monkeypatch.setattr(build, "READ_DTYPES", {path: r"a\.(b|c)"})
+    for model in (Casting(2, 2), derived(2, 2)):
+        assert [build.reads_dtype(model, name) for name in ("a.b", "a.c", "a.d", "x.a.b")] == [True, True, False, False]
+    assert not build.reads_dtype(nn.Linear(2, 2), "a.b")
+    assert build.reads_dtype(nn.LayerNorm(2), "a.d"), "the code of such a class has not been read"
+
+
 def test_weights_that_get_no_larger_are_rounded_one_by_one_on_their_way_to_the_device() -> None:
     """And others there. Made of what the file says, again and again; those that have their dtype are left alone."""
     module = nn.ModuleDict({name: nn.Linear(2, 2, bias=False) for name in ("narrows", "widens", "alike", "unnamed")})

@@ -244,3 +244,24 @@ def test_a_model_without_a_plan_says_why(monkeypatch: pytest.MonkeyPatch, found:
     monkeypatch.setattr(finding, "look", look)
     told = found.find("a file")
     assert (told["refused"], told["tried"], "plan" in told) == ("its blocks have no tokens", [], False)
+
+
+def test_sizes_at_which_the_call_that_is_looked_at_ends_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, ran, module = Finding(), list[Size](), nn.Linear(1, 1)
+    built = SimpleNamespace(module=module, whole="whole", round_here=lambda: None)
+
+    def calls_of(whole: object, size: Size, length: int) -> list[Any]:
+        def made_call() -> None:
+            ran.append(size)
+            if size == LOOKED_AT[0]:
+                raise ValueError("not of this size")
+
+        return [made_call]
+
+    monkeypatch.setattr(made, "_recognise", lambda: "recognised")
+    given = {"build": lambda *_: built, "shorten": print, "calls_of": calls_of, "note_module": print}
+    for name, value in given.items():
+        monkeypatch.setattr(finding, name, value)
+    assert made._calls()[0] is module
+    assert made.sizes == tuple(finding._changed(each[0], scale=2) for each in (LOOKED_AT, PROVEN))
+    assert ran == [LOOKED_AT[0], LOOKED_AT[0], *made.sizes], "as it is, one image a call, and larger"

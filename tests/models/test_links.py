@@ -57,3 +57,19 @@ def test_each_group_waits_as_long_as_the_default_one_whatever_torch_gives_a_grou
     made = [each for each in groups._made.values() if each is not dist.group.WORLD]
     assert len(made) == 3, "a link each way, and one of the weights"
     assert {each._get_backend(CPU).options._timeout for each in made} == {BACKEND_TIMEOUT}
+
+
+@in_ranks(2)
+def test_what_a_link_sends_is_counted_once_and_what_is_empty_is_not_sent(group: GlooGroup) -> None:
+    mesh = Mesh(ParallelPlan(pipefusion=2), device=CPU, groups=Groups(), show_waiting=lambda _: None)
+    link, traffic = (mesh.next_stage if group.index == 0 else mesh.previous_stage), mesh.traffic
+    before = traffic.calls, traffic.num_bytes
+    if group.index == 0:
+        for tensor in (torch.ones(3, 5), torch.ones(0, 5), torch.ones(2)):
+            link.send(tensor)
+        link.drain()
+    else:
+        got = [link.post(torch.empty(shape)).wait() for shape in ((3, 5), (0, 5), (2,))]
+        assert [each.sum().item() for each in got] == [15.0, 0.0, 2.0]
+    sent = traffic.calls - before[0], traffic.num_bytes - before[1]
+    assert sent == ((2, 4 * 17) if group.index == 0 else (0, 0))

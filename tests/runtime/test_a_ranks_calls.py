@@ -31,7 +31,7 @@ from parallel_runtime.worker.engine import ATTENDED, Engine
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.host_copies import HostCopies
 from parallel_runtime.worker.hosted import HostedForward, HostedModel
-from parallel_runtime.worker.hosted_pipeline import Passes
+from parallel_runtime.worker.hosted_pipeline import HostedPipeline, Passes
 from parallel_runtime.worker.hosted_sampling import AppliedModel, CallSampling, HostedCalls
 from parallel_runtime.worker.latent import LatentRows
 from parallel_runtime.worker.parted_latent import PartedLatent
@@ -819,3 +819,16 @@ def test_a_latent_in_parts_is_that_of_this_batch_groups_images() -> None:
 def test_a_state_that_tells_no_timestep_goes_into_no_call() -> None:
     with pytest.raises(ValueError, match="a state without timestep goes into no call"):
         CallSampling().timestep(torch.ones(2))
+
+
+def test_what_lies_outside_of_the_blocks_is_computed_in_one_pass_and_written_by_the_last_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = list[object]()
+    monkeypatch.setattr(HostedForward, "run", lambda _, *given, **named: asked.append((given, named)))
+    pipeline: Any = HostedPipeline.__new__(HostedPipeline)
+    for last, write in ((True, True), (False, True), (True, False)):
+        pipeline._passes = SimpleNamespace(last=last)
+        pipeline.run("a piece", {}, {"method": "a method"}, write=write, over="the batch")
+        given = ("a piece", {}, {"method": "a method"})
+        assert asked.pop() == (given, {"write": last and write, "over": "the batch"}) and not asked

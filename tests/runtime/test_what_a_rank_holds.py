@@ -16,7 +16,7 @@ from parallel_runtime.models.specs.found import Found, give_found
 from parallel_runtime.parallel.collectives import Axis
 from parallel_runtime.plan import BatchSlice, ParallelPlan
 from parallel_runtime.weights.unit_feed import UnitFeed
-from parallel_runtime.wire.requests import Step
+from parallel_runtime.wire.requests import ChangeWeights, Step
 from parallel_runtime.worker import hosted_weights, loading
 from parallel_runtime.worker.held_state import HeldState
 from parallel_runtime.worker.hosted_weights import DeltaReceiver, HostedWeights
@@ -347,3 +347,19 @@ def test_loras_beside_a_layer_are_in_its_dtype_or_in_that_which_is_computed_in(
     receiver._weights = SimpleNamespace(module=module, declared={"a.weight": stored}, dtype=torch.float16, device=CPU)
     receiver._changes = SimpleNamespace(pristine=lambda _: torch.zeros(1))
     assert receiver._loras_of("a.weight", ["a delta"]) == [None] and asked == [taken]
+
+
+def test_a_change_of_weights_begins_with_a_look_at_the_file() -> None:
+    """Whatever message of it this is: weights are made anew of what the file says."""
+    looks = list[int]()
+
+    def refuse_changed() -> None:
+        looks.append(1)
+        raise ValueError("the file was written to")
+
+    weights: Any = SimpleNamespace(refuse_changed=refuse_changed)
+    receiver = DeltaReceiver(weights)
+    change = ChangeWeights(model=1, records=(), side_branch=False, first=True, last=False)
+    with pytest.raises(ValueError, match="the file was written to"):
+        receiver.take(change, {}, cancelled=lambda: False, beat=lambda: None)
+    assert looks == [1] and receiver._changes is None

@@ -1,4 +1,7 @@
-"""What SP Config would do with some values, before anything is queued: by the node's own code, so that both agree."""
+"""What SP Config would do with some values, before anything is queued: by the node's own code, so that both agree.
+
+The page names the prompt's other models by its loaders alone; a run counts those behind Parallelize Model, too.
+"""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -21,7 +24,7 @@ def check_plan(values: Mapping[str, str]) -> dict:
     `values` are SP Config's inputs by name, as texts; what is missing has its default, what is unknown is ignored. With
     `unet_name` (and `weight_dtype`) of a loader the plan is that file's, and `memory` says what it takes of a device:
     bytes of `device` and `host`, the device's `total`, whether that is of the weights alone, and which device is the
-    `fullest` where not all are alike. `beside` names the files of further loaders on the same SP Config, a line each. A
+    `fullest` where not all are alike. `beside` names the files of further loaders on the same devices, a line each. A
     file that is not there yet is the loader's to tell: the plan is that of the usual model.
     """
     try:

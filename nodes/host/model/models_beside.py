@@ -10,10 +10,11 @@ from typing import TypeAlias
 from ..contract.comfyui import folder_paths
 from ..contract.queued_prompt import inputs_of, running_nodes
 from ..contract.writers import GraphNode, executing, links_in, output_type
+from .files import FOLDER
 
 Nodes: TypeAlias = Mapping[str, Mapping]
 OURS = ("ParallelModelLoader", "ParallelFluxLoader", "ParallelizeModel")
-FILES = {"unet_name": "diffusion_models", "ckpt_name": "checkpoints"}  # an input that names a file, and its folder
+FILES = {"unet_name": FOLDER, "ckpt_name": "checkpoints"}  # an input that names a file, and its folder
 WHERE = ("devices", "machines")  # what SP Config names the workers by
 
 

@@ -54,29 +54,25 @@ def host_memory_for(ranks: int) -> Iterator[None]:
     says of what is free there one rank's part."""
     import comfy.model_management as module
 
-    pinned: Callable[..., bool] | None = getattr(module, "ensure_pin_budget", None)
-    free: Callable[..., Any] = module.get_free_memory
     if ranks == 1:
         yield
         return
 
-    def for_all(size: int, *args: Any, **kwargs: Any) -> bool:  # noqa: ANN401
-        return pinned is not None and pinned(ranks * size, *args, **kwargs)
+    def for_all(size: int, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return stock["ensure_pin_budget"](ranks * size, *args, **kwargs)
 
     def part(dev: torch.device | None = None, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        found = free(dev, *args, **kwargs)
+        found = stock["get_free_memory"](dev, *args, **kwargs)
         on_host = dev is not None and torch.device(dev).type == "cpu"
         return found // ranks if on_host and not isinstance(found, tuple) else found
 
-    module.get_free_memory = part
-    if pinned is not None:
-        module.ensure_pin_budget = for_all
+    instead = {"ensure_pin_budget": for_all, "get_free_memory": part}
+    stock = {name: getattr(module, name) for name in instead if hasattr(module, name)}
+    vars(module).update((name, instead[name]) for name in stock)
     try:
         yield
     finally:
-        module.get_free_memory = free
-        if pinned is not None:
-            module.ensure_pin_budget = pinned
+        vars(module).update(stock)
 
 
 def forget_keys(module: nn.Module) -> None:

@@ -10,10 +10,11 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from .. import VERSION
+from .. import VERSION, installed_version
 from ..devices import missing_system, parse_devices
 from ..machines.connection import TokenRefusedError, read_token, split_address
 from ..machines.joined import ConnectionLostError, Joining, RefusedError, Told, adopt_orphans, serve
@@ -85,9 +86,28 @@ def _joining(arguments: argparse.Namespace) -> Joining:
         pid=os.getpid(),
     )
     default = (str(Path(comfyui) / "models"),) if comfyui else ()
+
     return Joining(
-        host=host, port=port, token=token, introduction=introduction, models=(*models, *default), comfyui=comfyui
+        host=host,
+        port=port,
+        token=token,
+        introduction=introduction,
+        models=(*models, *default),
+        comfyui=comfyui,
+        outdated=partial(_outdated, introduction.versions, comfyui),
     )
+
+
+def _outdated(began: Versions, comfyui: str) -> str:
+    """What lies in these folders now in another version than it `began` with: workers import it anew."""
+    try:
+        now = "" if not comfyui else version_of(find_comfyui(comfyui))
+    except (OSError, ValueError) as error:
+        return f"{error}; start `join` again there"
+    for title, before, after in (("this pack", began.pack, installed_version()), ("ComfyUI", began.comfyui, now)):
+        if before != after:
+            return f"{title} is {after or 'unknown'} there now and was {before} when `join` began; start `join` again"
+    return ""
 
 
 def _comfyui(told: str | None) -> str:

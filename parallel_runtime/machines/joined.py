@@ -70,7 +70,10 @@ class ConnectionLostError(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Joining:
-    """What a machine joins with. `models` are the folders where its weights lie, `comfyui` its ComfyUI or ""."""
+    """What a machine joins with. `models` are the folders where its weights lie, `comfyui` its ComfyUI or "".
+
+    `outdated()` says what was updated since, "" for nothing: each generation's processes read it anew.
+    """
 
     host: str
     port: int
@@ -78,6 +81,7 @@ class Joining:
     introduction: Introduction
     models: tuple[str, ...]
     comfyui: str = ""
+    outdated: Callable[[], str] = str
 
 
 def adopt_orphans() -> None:
@@ -294,6 +298,9 @@ class _Member:
             raise ProtocolError(f"it started generation {start.generation} twice")
         if not set(start.devices) <= set(self._joining.introduction.devices):
             raise ProtocolError(f"it wants ranks on {', '.join(start.devices)}, which this machine does not offer")
+        if changed := self._joining.outdated():
+            self._connection.send(GenerationEnded(start.generation, -1, changed))
+            return
         self._say(f"starting {len(start.devices)} ranks of {start.world_size} on {', '.join(start.devices)}")
         address = self._connection.sock.getsockname()[0]
         launch = Launch(start, self._joining.introduction.name, address, self._joining.comfyui)

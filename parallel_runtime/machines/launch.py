@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.launcher.api import ChildFailedError, DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 from ..devices import Device
+from ..process import nccl_files
 from ..process.environment import Meeting, RankSettings, interface_of, on_own_cuda, rank_environment
 from ..process.signs import Output
 from ..wire.channel import Channel
@@ -34,6 +35,7 @@ from .ranks_here import RankHere, RanksHere, end_text
 
 ENGINES = "parallel_runtime.worker."  # nothing else is imported because ComfyUI's side names it
 MONITOR_S = 0.5  # how often torchrun's agent looks after its processes; what ends a generation does not wait for it
+REACH_S = 20.0
 KILL_AFTER_S = "1"  # how long its other processes get when one has failed
 
 
@@ -57,6 +59,13 @@ def settings_of(launch: Launch) -> RankSettings:
         ranks=start.world_size,
         on_cuda=start.backend == "nccl",
     )
+    if start.seen_as != launch.address:
+        raise ValueError(
+            f"ComfyUI sees this machine at {start.seen_as}, which is {launch.address} here: through a container's "
+            "bridge, NAT or a tunnel no worker is reached; use `docker run --network host`, or WireGuard"
+        )
+    if meeting.on_cuda and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
+        raise ValueError(f"{refused}; {nccl_files.REMEDY}")
     if meeting.on_cuda and not on_own_cuda(devices):
         raise ValueError(f"ranks on {', '.join(start.devices)} cannot exchange by NCCL; name each GPU once")
     return RankSettings(
@@ -66,6 +75,20 @@ def settings_of(launch: Launch) -> RankSettings:
         peer_access=start.peer_access,
         meeting=meeting,
     )
+
+
+def reach(start: StartGeneration) -> None:
+    """See that the store where all meet, which listens already, can be reached. Raises ValueError.
+
+    torch's store and gloo would try for as long as ranks may take to start.
+    """
+    try:
+        socket.create_connection((start.master_addr, start.master_port), timeout=REACH_S).close()
+    except OSError as error:
+        raise ValueError(
+            f"{join_address(start.master_addr, start.master_port)} beside ComfyUI, where workers meet, does not answer "
+            f"({error.strerror or error}); let the machines reach each other at every TCP port"
+        ) from error
 
 
 class Start:
@@ -146,6 +169,7 @@ def serve() -> None:
     """Start what standard input asks for, and pass on until all ranks have ended."""
     launch = from_body(Launch, json.loads(sys.stdin.buffer.read()), "Launch")
     settings = settings_of(launch)
+    reach(launch.start)
     environment = rank_environment(os.environ, settings)
     os.environ.clear()  # torchrun's agent hands its own on to ranks, and gloo reads it here
     os.environ.update({**environment, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": KILL_AFTER_S, MARK: str(os.getppid())})

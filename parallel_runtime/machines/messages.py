@@ -127,7 +127,8 @@ class StartGeneration:
 
     `generation` is the machine's number for it, `number` the pool's, which messages of the ranks bear. The launchers of
     all `machines`, ComfyUI's side as the first of them, meet at the store at `master_addr`:`master_port`; this one is
-    `machine`. A rank that has not started after `deadline_s` is ended. `peer_access` as in RankSettings.
+    `machine`. A rank that has not started after `deadline_s` is ended. `peer_access` as in RankSettings. `seen_as`:
+    the machine's address as ComfyUI's side has it.
     """
 
     generation: int
@@ -144,6 +145,7 @@ class StartGeneration:
     machine: int = 1
     machines: int = 2
     peer_access: bool = True
+    seen_as: str = ""
 
 
 @dataclass(frozen=True)

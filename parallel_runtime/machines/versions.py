@@ -5,8 +5,8 @@ from .messages import Versions
 
 WORDS = {
     "pack": ("Parallel DiT", "update this pack on both machines to one version, and start ComfyUI and `join` again"),
-    "torch": ("torch", "install the same torch on both machines"),
-    "comfyui": ("ComfyUI", "update ComfyUI on both machines to one version"),
+    "torch": ("torch", "install the same torch on both machines, and start ComfyUI and `join` again"),
+    "comfyui": ("ComfyUI", "update ComfyUI on both machines to one version, and start it and `join` again"),
     "nccl": ("NCCL", "install the same torch on both machines, which brings its NCCL"),
 }
 

@@ -24,6 +24,7 @@ from .remote_ranks import RemoteRank
 
 FRESH = "the next prompt starts fresh workers"
 VARIABLE = "PARALLEL_DIT_DEADLINE_S"  # what a user of ComfyUI sets
+REACH_EACH_OTHER = "see that a firewall lets these machines reach each other at every TCP port"
 LONGER = 5  # times the deadline that was missed: what is advised
 AGAIN = "the next prompt tries again"
 BUS_ERROR = "killed by SIGBUS"
@@ -149,11 +150,11 @@ def _is_shorter(spec: ModelSpec) -> bool:
         return False
 
 
-def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, over_nccl: bool = False) -> PoolError:
+def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, hangs_by: str = "") -> PoolError:
     """The error for the caller: one line that says all, then the traceback and what the rank `printed` last.
 
     An error that the table of known ones has is told in its words; the rank's own are in the traceback.
-    `over_nccl`: the ranks exchange over NCCL, whose copies may hang.
+    `hangs_by`: what to look at where ranks that exchange as these do hang (`hint`).
     """
     cause, remedy = failure.cause, AGAIN if starting and failure.remedy is FRESH else failure.remedy
     hangs = failure.silent and not failure.held
@@ -163,13 +164,19 @@ def pool_error(failure: Failure, *, printed: str, device: str, starting: bool, o
     if found is not None:
         cause = found.cause or cause if said else f"{cause}: {found.cause or found.words}"
         remedy = f"{found.known.remedy}; {remedy}"
-    elif hangs and over_nccl:
-        remedy = f"{TRY_COPIES}; {remedy}"
+    elif hangs and hangs_by:
+        remedy = f"{hangs_by}; {remedy}"
     detail = "\n".join(
         part for part in (failure.detail, f"rank {failure.rank} printed last:\n{printed}" if printed else "") if part
     )
     kind = _kind_of(failure, None if found is None else found.known)
     return kind(cause, rank=failure.rank, device=device, remedy=remedy, detail=detail)
+
+
+def hint(*, over_nccl: bool, machines: bool, starting: bool) -> str:
+    """What to look at where ranks hang: NCCL's copies, which none has made yet at a start, and ports of machines."""
+    hints = [REACH_EACH_OTHER] if machines else []
+    return "; ".join([*hints, TRY_COPIES] if over_nccl and not (machines and starting) else hints)
 
 
 def _warned_by_nccl(printed: str) -> str:

@@ -33,6 +33,7 @@ from .failures import (
     choose,
     explain,
     failure_of_error,
+    hint,
     other_version,
     pool_error,
     system_error,
@@ -468,7 +469,8 @@ class Generation:
         self.end()  # before the wording: what the rank printed is complete then, and what is in flight forgotten
         rank = self.ranks[failure.rank]
         told = {"printed": rank.output.text(), "device": rank.place}
-        return self.fail(pool_error(failure, **told, starting=starting, over_nccl=self._over_nccl))
+        hangs_by = hint(over_nccl=self._over_nccl, machines=self.remote is not None, starting=starting)
+        return self.fail(pool_error(failure, **told, starting=starting, hangs_by=hangs_by))
 
 
 def _unasked(message: Message) -> ProtocolError:

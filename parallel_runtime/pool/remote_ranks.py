@@ -39,6 +39,10 @@ LOOK_S = 0.05  # how often the caller is asked whether to go on while machines l
 _log = logging.getLogger(__name__)
 
 
+class NoComfyUIError(ValueError):
+    """A machine has no ComfyUI, whose modules are to compute there."""
+
+
 class RemoteRank:
     """One rank of a further machine. Its death is told by ERROR; its `pidfd` is the relay's, for all of them."""
 
@@ -119,9 +123,10 @@ class RemoteRanks:
     def meet(self, settings: RankSettings) -> RankSettings:
         """The settings with a place to meet on the address that machines know: its socket is open from now on.
 
-        Raises OSError.
+        Raises OSError, ValueError for an address that ranks would not listen on.
         """
         host = self.machines[0].here
+        interface = interface_of(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((host, 0))
@@ -130,7 +135,7 @@ class RemoteRanks:
         theirs = [[Device.of_machine(text, machine.name) for text in machine.devices] for machine in self.machines]
         meeting = Meeting(
             address=join_address(host, port),
-            interface=interface_of(host),
+            interface=interface,
             ranks=self.num_ranks,
             on_cuda=all(on_own_cuda(devices) for devices in (settings.devices, *theirs)),
         )
@@ -210,6 +215,7 @@ class RemoteRanks:
             machine=place,
             machines=1 + len(self.machines),
             peer_access=settings.peer_access,
+            seen_as=split_address(machine.address)[0],
         )
 
     def body_for(
@@ -217,13 +223,14 @@ class RemoteRanks:
     ) -> dict[str, Any]:
         """What to ask of a rank: of one elsewhere, to load the copy of the file that its machine has.
 
-        Raises ValueError for a machine that has none, or no ComfyUI where its modules compute, and for a file here that
-        cannot be read, PoolError for a machine that does not say, and what `check` raises, called while they look.
+        Raises ValueError for a machine that has none and for a file here that cannot be read, NoComfyUIError for a
+        machine without where ComfyUI's modules compute, PoolError for one that does not say, and what `check` raises,
+        called while they look.
         """
         if op in (Op.LOAD, Op.VAE) and isinstance(rank, RemoteRank):
             asked = body["spec"] if op is Op.LOAD else body
             if asked.get("comfyui") and not rank.machine.versions.comfyui:
-                raise ValueError(
+                raise NoComfyUIError(
                     f"{rank.machine} has no ComfyUI, whose own modules compute this model; start `join` there with "
                     "--comfyui PATH"
                 )

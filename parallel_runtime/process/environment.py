@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from socket import AF_INET, AF_INET6
 
 from ..compiling import compile_environment
 from ..devices import Device
@@ -136,11 +137,21 @@ def blocks_may_stay(environment: Mapping[str, str]) -> bool:
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has an address of this machine. Raises ValueError where none has."""
+    """The network interface that has an address of this machine, for ranks to listen on.
+
+    Raises ValueError where none has, and where gloo and NCCL, which know interfaces by name alone, would listen on
+    another address of it: they take its first one (gloo/transport/tcp/device.cc; NCCL_SOCKET_IFNAME).
+    """
     import psutil  # here, since most ranks need no address
 
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == address for each in addresses):
+    for name, there in psutil.net_if_addrs().items():
+        addresses = [each.address.partition("%")[0] for each in there if each.family in (AF_INET, AF_INET6)]
+        if address in addresses:
+            if (first := addresses[0]) != address:
+                raise ValueError(
+                    f"{name} has the address {first} before {address}, and workers would listen on that; name {first}, "
+                    f"or make {address} the first address of an interface"
+                )
             return name
     raise ValueError(f"no network interface of this machine has the address {address}; give one that `ip addr` shows")
 

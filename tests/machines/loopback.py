@@ -40,7 +40,7 @@ class LoopbackMachine:
     def __init__(
         self, name: str, devices: tuple[str, ...], folders: tuple[str, ...], *, comfyui: str | None = None
     ) -> None:
-        self.name, self.devices, self.here, self.address = name, devices, HERE, HERE
+        self.name, self.devices, self.here, self.address = name, devices, HERE, f"{HERE}:7"
         self.lost: Lost | None = None
         self._folders, self._comfyui = folders, str(comfyui_path()) if comfyui is None else comfyui
         self.versions = Versions(pack=VERSION, torch="", comfyui="any" if self._comfyui else "")

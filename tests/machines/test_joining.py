@@ -431,13 +431,17 @@ def test_a_machine_that_can_start_no_process_or_does_not_offer_the_devices_has_n
     monkeypatch.setattr(joined, "_Process", none)
     with socket.socket() as sock:
         connection = SimpleNamespace(sock=sock, send=sent.append)
-        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 2.0, lambda _: None)
+        joining = SimpleNamespace(introduction=introduction, comfyui="", outdated=str)
+        member = joined._Member(joining, connection, 2.0, lambda _: None)
         asked = SimpleNamespace(generation=7, devices=("cpu:0",), world_size=2)
         member._start(asked)
         assert sent == [GenerationEnded(7, -1, "ranks cannot be started: no more processes")] and not member._running
         with pytest.raises(ProtocolError, match="it wants ranks on cpu:0, cpu:1, which this machine does not offer"):
             member._start(SimpleNamespace(generation=8, devices=("cpu:0", "cpu:1"), world_size=3))
         assert len(sent) == 1 and not member._running, "it was not tried"
+        joining.outdated = lambda: "ComfyUI was updated"
+        member._start(SimpleNamespace(generation=9, devices=("cpu:0",), world_size=2))
+        assert sent[1:] == [GenerationEnded(9, -1, "ComfyUI was updated")] and not member._running
         member.close()
 
 
@@ -470,7 +474,9 @@ def test_a_generation_that_ends_as_another_one_starts_is_not_taken_for_it(monkey
             return asks
 
         connection = SimpleNamespace(sock=sock, send=lambda _: None, take=take, early=[])
-        member = joined._Member(SimpleNamespace(introduction=introduction, comfyui=""), connection, 9.0, said.append)
+        member = joined._Member(
+            SimpleNamespace(introduction=introduction, comfyui="", outdated=str), connection, 9.0, said.append
+        )
         member._start(started(1, "sleep"))
         with listener.accept()[0] as far:
             far.send(b"x")
@@ -715,3 +721,11 @@ def test_what_a_machine_offers_is_what_it_has(given, words, token_file, tmp_path
     with_comfyui = join._joining(arguments)
     assert (with_comfyui.models, with_comfyui.comfyui) == ((str(tmp_path / "models"),), str(tmp_path))
     assert with_comfyui.introduction.versions.comfyui == "0.9"
+    assert (with_comfyui.outdated(), joining.outdated()) == ("", "")
+    (tmp_path / "comfyui_version.py").write_text('__version__ = "0.10"')
+    updated = "is 0.10 there now and was 0.9 when `join` began; start `join` again"
+    assert (with_comfyui.outdated(), joining.outdated()) == (f"ComfyUI {updated}", "")
+    (tmp_path / "comfy" / "model_base.py").unlink()
+    assert with_comfyui.outdated().startswith(f"{tmp_path} has no comfy/model_base.py")
+    monkeypatch.setattr(join, "installed_version", lambda: "99")
+    assert joining.outdated().startswith(f"this pack is 99 there now and was {VERSION} when")

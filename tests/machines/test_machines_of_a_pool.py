@@ -39,7 +39,7 @@ from parallel_runtime.machines.server import MachineServer, Offer
 from parallel_runtime.machines.versions import difference
 from parallel_runtime.plan import MAX_RANKS
 from parallel_runtime.pool import remote_ranks
-from parallel_runtime.pool.remote_ranks import RemoteRank, RemoteRanks
+from parallel_runtime.pool.remote_ranks import NoComfyUIError, RemoteRank, RemoteRanks
 from parallel_runtime.process.environment import RankSettings
 from parallel_runtime.wire.protocol import Op, ProtocolError
 
@@ -134,7 +134,9 @@ def test_a_machine_loads_its_own_copy_where_its_ranks_have_a_part_and_needs_comf
     one = {**body, "layout": {"ranks": 1}}
     assert of_pool.body_for(rank, Op.LOAD, one) is one, "it sleeps"
     for op, given in ((Op.LOAD, {**body, "spec": {**spec, "comfyui": {"path": "/c"}}}), (Op.VAE, {"comfyui": "/c"})):
-        with pytest.raises(ValueError, match=r"shelf .* has no ComfyUI, .*; start `join` there with --comfyui PATH"):
+        with pytest.raises(
+            NoComfyUIError, match=r"shelf .* has no ComfyUI, .*; start `join` there with --comfyui PATH"
+        ):
             of_pool.body_for(rank, op, given)
         rank.machine = machine("shelf", 1, "0.30")
         assert of_pool.body_for(rank, op, given)["comfyui" if op is Op.VAE else "layout"]

@@ -4,7 +4,10 @@ import gc
 import os
 import re
 import select
+import socket
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import psutil
@@ -19,7 +22,7 @@ from parallel_runtime.machines.launch import Start, settings_of
 from parallel_runtime.machines.machine import Lost, Machine
 from parallel_runtime.machines.messages import Launch, StartGeneration
 from parallel_runtime.pool.remote_ranks import RemoteRanks
-from parallel_runtime.process.environment import RankSettings, rank_environment
+from parallel_runtime.process.environment import RankSettings, interface_of, rank_environment
 
 SETTINGS = RankSettings(devices=parse_devices("cpu:1").devices, threads=1, engine="parallel_runtime.worker.engine")
 
@@ -27,7 +30,7 @@ SETTINGS = RankSettings(devices=parse_devices("cpu:1").devices, threads=1, engin
 class LostAtStart:
     """As `Machine`; lost as soon as it is told to start something."""
 
-    name, here, devices = "shelf", "127.0.0.1", ("cpu:0", "cpu:1")
+    name, here, address, devices = "shelf", "127.0.0.1", "127.0.0.1:7", ("cpu:0", "cpu:1")
 
     def __init__(self) -> None:
         self.lost: Lost | None = None
@@ -89,6 +92,65 @@ def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
         os.close(fd)
 
 
+def test_ranks_listen_on_no_other_address_than_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo and NCCL are told an interface, and take its first address."""
+    families = {"10.0.0.5": socket.AF_INET, "203.0.113.5": socket.AF_INET, "fd00::5": socket.AF_INET6}
+    there = {
+        "eth0": [SimpleNamespace(family=psutil.AF_LINK, address="02:00:00:00:00:01")],
+        "wg0": [SimpleNamespace(family=socket.AF_INET6, address="fd00::9")],
+    }
+    there["eth0"] += [SimpleNamespace(family=families[address], address=address) for address in families]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
+    assert (interface_of("10.0.0.5"), interface_of("fd00::9")) == ("eth0", "wg0")
+    for address in ("203.0.113.5", "fd00::5"):
+        with pytest.raises(ValueError, match=f"^eth0 has the address 10.0.0.5 before {address}, .*; name 10.0.0.5, or"):
+            interface_of(address)
+    machine = LostAtStart()
+    machine.here = "203.0.113.5"
+    with pytest.raises(ValueError, match="^eth0 has the address 10.0.0.5 before"):
+        RemoteRanks([cast(Machine, machine)], SETTINGS).meet(SETTINGS)
+
+
+def test_a_machine_that_is_reached_elsewhere_than_where_it_is_starts_no_ranks() -> None:
+    machine = LostAtStart()
+    machine.address = "172.17.0.1:7"
+    start_in_vain(machine)
+    with pytest.raises(ValueError, match="^ComfyUI sees this machine at 172.17.0.1, which is 127.0.0.1 here"):
+        settings_of(Launch(machine.told[0], "shelf", "127.0.0.1"))
+
+
+def test_what_a_joined_machines_nccl_file_would_have_ranks_meet_by_is_refused_there_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "nccl.conf"
+    file.write_text("NCCL_COMM_ID=1.2.3.4:5\n")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(file))
+    machine = LostAtStart()
+    start_in_vain(machine)
+    on_cuda = replace(machine.told[0], backend="nccl", devices=("cuda:0",))
+    with pytest.raises(ValueError, match="^NCCL_CONF_FILE sets NCCL_COMM_ID, .*; take that line out of the file"):
+        settings_of(Launch(on_cuda, "shelf", "127.0.0.1"))
+    file.write_text("NCCL_DEBUG=INFO\n")
+    assert settings_of(Launch(on_cuda, "shelf", "127.0.0.1")).backend == "nccl"
+
+
+@pytest.mark.slow
+def test_a_machine_that_cannot_reach_where_all_meet_says_so_and_not_only_that_it_is_late() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    start = StartGeneration(1, "127.0.0.1", port, 2, 1, ("cpu:0",), 1, 600.0, engine=SETTINGS.engine)
+    launcher = joined._Process(Launch(replace(start, seen_as="127.0.0.1"), "shelf", "127.0.0.1"))
+    try:
+        assert select.select([launcher.pidfd], [], [], 120)[0], "else it would try for ten minutes"
+        assert (launcher.end(others=set()), launcher.code) == ([], 1)
+        said = (
+            f"ValueError: 127.0.0.1:{port} beside ComfyUI, where workers meet, does not answer (Connection refused); "
+        )
+        assert launcher.last_lines().splitlines()[-1].startswith(said)
+    finally:
+        launcher.close()
+
+
 @pytest.mark.slow
 def test_a_rank_that_fails_before_comfyuis_side_hears_it_is_the_launchers_last_line() -> None:
     """Where another machine's launcher is late: those of all machines meet before anything is passed on."""
@@ -104,6 +166,7 @@ def test_a_rank_that_fails_before_comfyuis_side_hears_it_is_the_launchers_last_l
         threads=1,
         deadline_s=60.0,
         engine=SETTINGS.engine,
+        seen_as="127.0.0.1",
     )
     others = {child.pid for child in psutil.Process().children()}
     launcher = joined._Process(Launch(start, "shelf", "127.0.0.1"))

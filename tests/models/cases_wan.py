@@ -59,7 +59,7 @@ def _() -> Case:
 
 @case("Wan S2V, poses, motion before")
 def _() -> Case:
-    model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=2, audio_inject_layers=[0, 1])
+    model = wan("WanModel_S2V", model_type="s2v", audio_dim=24, num_layers=3, audio_inject_layers=[0, 2])
     given = {"control_video": noise(1, *VIDEO), "audio_embed": noise(1, 25, 24, 12)}
     given |= {"reference_latent": noise(1, 16, 1, 10, 14), "reference_motion": noise(1, 16, 19, 10, 14)}
     return model, clip(**given)

@@ -36,6 +36,7 @@ pytestmark = [pytest.mark.slow]
 NONE = {
     "HiDream-I1": "makes as many rows as its values say, which no graph can",
     "HiDream-O1": "a block is given or returns a function, of which no graph can be made",
+    "Qwen-Image 2.1": "a block is given or returns a function, of which no graph can be made",
     "Hunyuan3D 2.1": "tells the host a number, which no graph can",
     "Wan HuMo": "WanAttentionBlockAudio shares tokens inside, at Linear",
     "Wan-Animate 2": "the model calls its blocks by forward_pose and forward_gen",

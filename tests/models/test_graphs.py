@@ -128,6 +128,9 @@ def test_a_kind_of_block_is_known_by_its_forward() -> None:
     kind = _kind_of(Block(), ShardingSpec(**given, row_ranges={"blocks": "ranges"}), "blocks")
     assert (kind.title, kind.forward, kind.options, kind.ranges) == ("Block", Block.forward, 2, (1, "ranges"))
     assert kind.unread == TOLD - {"sigmas"} and kind.reason == ""
+    told = {"sigmas": 3, "block_index": 4, "minimax_h3_layout": UNKNOWN, "patches": {}, "other": 5}
+    (*_, read), _, given_by_class = kind.read((torch.ones(2), [], told), {})
+    assert (read, given_by_class) == ({"sigmas": 3, "other": 5}, told), "an object that no block reads has no form"
     assert torch.equal(kind.with_loras("form", Block(), torch.ones(2), [], {"sigmas": 3}), torch.full((2,), 3.0))
     other = _kind_of(Stateless(), ShardingSpec(**given, row_ranges={"blocks": "ranges"}), "blocks")
     assert (other.options, other.ranges, other.unread) == (None, None, frozenset())

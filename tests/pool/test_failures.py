@@ -28,7 +28,7 @@ from parallel_runtime.errors import (
 from parallel_runtime.machines import ranks_here
 from parallel_runtime.pool import failures, generation
 from parallel_runtime.pool import pool as pool_module
-from parallel_runtime.pool.failures import Failure, choose, failure_of_error, pool_error
+from parallel_runtime.pool.failures import REACH_EACH_OTHER, Failure, choose, failure_of_error, hint, pool_error
 from parallel_runtime.pool.generation import CLOSED, Generation, InFlight
 from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.pool import Pool
@@ -130,26 +130,45 @@ WARNED = (
 
 
 @pytest.mark.parametrize(
-    ("failure_", "printed", "over_nccl", "said"),
+    ("failure_", "printed", "hangs_by", "said"),
     [
-        (HANG, "", False, f"{HANG.cause}; wait"),
-        (HANG, "", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
-        (HANG, WARNED, True, f"{HANG.cause}: these GPUs cannot read each other's memory, and a copy tried to (\"Cuda"),
-        (HANG, "Connection reset by peer", False, f"{HANG.cause}; wait"),
-        (replace(HANG, held=True), WARNED, True, f"{HANG.cause}; wait"),
-        (HANG, "rank0:9:9 [0] NCCL WARN Cuda failure 2 'out of memory'", True, f"{HANG.cause}: NCCL found no memory"),
-        (HANG, "cuDNN failed: CUDNN_STATUS_INTERNAL_ERROR_HOST", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
-        (HANG, "torch.OutOfMemoryError: CUDA out of memory", True, f"{HANG.cause}; {TRY_COPIES}; wait"),
+        (HANG, "", "", f"{HANG.cause}; wait"),
+        (HANG, "", TRY_COPIES, f"{HANG.cause}; {TRY_COPIES}; wait"),
+        (
+            HANG,
+            WARNED,
+            TRY_COPIES,
+            f"{HANG.cause}: these GPUs cannot read each other's memory, and a copy tried to (\"Cuda",
+        ),
+        (HANG, "Connection reset by peer", "", f"{HANG.cause}; wait"),
+        (replace(HANG, held=True), WARNED, TRY_COPIES, f"{HANG.cause}; wait"),
+        (
+            HANG,
+            "rank0:9:9 [0] NCCL WARN Cuda failure 2 'out of memory'",
+            TRY_COPIES,
+            f"{HANG.cause}: NCCL found no memory",
+        ),
+        (HANG, "cuDNN failed: CUDNN_STATUS_INTERNAL_ERROR_HOST", TRY_COPIES, f"{HANG.cause}; {TRY_COPIES}; wait"),
+        (HANG, "torch.OutOfMemoryError: CUDA out of memory", TRY_COPIES, f"{HANG.cause}; {TRY_COPIES}; wait"),
     ],
     ids=[
         *("over gloo", "over NCCL", "a warning of NCCL", "another line", "a signal holds it", "memory of NCCL"),
         *("of long ago, it was got over", "memory of long ago"),
     ],
 )
-def test_a_hang_is_told_with_what_the_rank_printed_or_how_to_try_the_copies(failure_, printed, over_nccl, said):
-    error = pool_error(failure_, printed=printed, device="cuda:1", starting=False, over_nccl=over_nccl)
+def test_a_hang_is_told_with_what_the_rank_printed_or_how_to_try_the_copies(failure_, printed, hangs_by, said):
+    error = pool_error(failure_, printed=printed, device="cuda:1", starting=False, hangs_by=hangs_by)
     assert first_line(error).startswith(f"rank 1 (cuda:1): {said}") and first_line(error).endswith(FRESH)
     assert type(error) is SilentWorkersError
+
+
+def test_where_machines_hang_their_ports_are_looked_at_first_and_no_copy_is_to_blame_before_there_was_one():
+    def said(over_nccl, machines, starting=False):
+        return hint(over_nccl=over_nccl, machines=machines, starting=starting)
+
+    assert (said(False, False), said(True, False), said(True, False, True)) == ("", TRY_COPIES, TRY_COPIES)
+    assert said(False, True) == said(False, True, True) == said(True, True, True) == REACH_EACH_OTHER
+    assert said(True, True) == f"{REACH_EACH_OTHER}; {TRY_COPIES}"
 
 
 class NoCapableBackendError(RuntimeError):

@@ -22,6 +22,7 @@ from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.held_vae import Tile, VaeWeights
 from ....parallel_runtime.pool.pool import Pool
+from ....parallel_runtime.pool.remote_ranks import NoComfyUIError
 from ....parallel_runtime.torch_flags import read_flags
 from ....parallel_runtime.wire.protocol import DTYPE_BYTES
 from ....parallel_runtime.wire.replies import DecodeReply
@@ -86,7 +87,10 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     check = comfy.model_management.throw_exception_if_processing_interrupted
     _make_room(vae, tiles, weights, devices)
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
-    load_s = pool.vae(lambda held, check: held.hold(weights, check), check_cancelled=check).load_s
+    try:
+        load_s = pool.vae(lambda held, check: held.hold(weights, check), check_cancelled=check).load_s
+    except NoComfyUIError as error:
+        raise CannotShareError(str(error)) from error
     clock()
     image, ranks = blended(vae, samples, tiles, weights, pool, check_cancelled=check)
     return Shared(image=image, load_s=load_s, num_tiles=len(tiles), ranks=ranks)

@@ -32,7 +32,7 @@ class TokenCall:
         self.uncut: set[str] = set()  # streams of which every rank has all tokens
         self.grid: tuple[int, ...] = ()  # frames, height, width
         self.ranges: dict[Hashable, Hashable] = {}  # whole, by their streams; a rank may have the same of two calls
-        self.changed: dict[tuple[int, int], tuple[Any, Any]] = {}  # see hooks.py
+        self.changed: dict[int, tuple[Any, Any]] = {}  # by an argument's key, what it was last and became (hooks.py)
         self.attention: Attention | None = None  # of the block that runs; None outside of blocks
         self.inside: Mapping[str, Attention] = {}  # of modules in it, by their names (sites.py)
         # by the id of an Attention: to hash one takes longer

@@ -41,6 +41,7 @@ PATCHES = "patches"
 ROWS_KEPT = 8  # rows of tokens: both prompts of a few sizes, for all blocks of a step
 # What ComfyUI and its classes say of a call in `transformer_options`.
 TOLD = frozenset(("block_index", "block_type", "total_blocks", "cond_or_uncond", "uuids", "sigmas", "sample_sigmas"))
+TOLD |= {"minimax_h3_layout"}  # an object, as newer ComfyUIs' MiniMax H3 has it
 
 OURS = __name__.removesuffix("models.hosted.compiled")
 CACHED = type(lru_cache(len))

@@ -5,8 +5,9 @@ A spec that names a module or an argument which this ComfyUI's class lacks is re
 
 import fnmatch
 import inspect
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,7 @@ UNNAMED = NOWHERE + 1  # the same, and no forward of the class names it
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a module's forward that is changed. `key`: of a word that several modules share, else None."""
+    """An argument of a module's forward that is changed. `key`: of one that many modules are given alike, else None."""
 
     name: str
     position: int
@@ -35,6 +36,19 @@ class Argument:
     def required(self) -> bool:
         """Whether the module must be given it: only then is it known that it takes it."""
         return self.position == UNNAMED
+
+
+@dataclass(frozen=True)
+class Works:
+    """A module that computes where one of its arguments is `among` these, and else returns what it is given."""
+
+    name: str
+    position: int
+    among: Container[Any]
+
+    def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether it computes, given this."""
+        return (kwargs[self.name] if self.name in kwargs else args[self.position]) in self.among
 
 
 @dataclass
@@ -48,6 +62,7 @@ class HookPoint:
     attention: Attention | None = None  # while the module runs; None: as around it
     inside: Mapping[str, Attention] = field(default_factory=dict)  # while a module in it runs, by its name in the block
     sites: list[tuple[nn.Module, str, str]] = field(default_factory=list)  # those modules, the method, and the name
+    works: Works | None = None  # else the module hands on what it gets
 
 
 def find_hook_points(model: nn.Module, spec: ShardingSpec) -> list[HookPoint]:
@@ -71,6 +86,8 @@ class _Places:
         for pattern, words in spec.whole.items():
             for path in self._matching(pattern):
                 self._whole(path, words)
+                if pattern in spec.works_where:
+                    self._at(path).works = self._works(path, *spec.works_where[pattern])
         for pattern, text in table.items():
             for path in self._matching(pattern):
                 self._at(path).results.append(gatherer(parse(text)))
@@ -124,22 +141,26 @@ class _Places:
             ) from None
 
     def _cuts(self, cut: Mapping[str, Words], gathered: Collection[str]) -> None:
-        """What the modules take. One whose output becomes whole is given tensors that no other module is given."""
-        said: dict[str, dict[str, Word]] = {}
-        keys: dict[Word, int] = {}
+        """What the modules take. One whose output becomes whole is given tensors that no other module is given, and so
+        is a layer, whose arguments have a place alone."""
+        said: dict[str, dict[str, tuple[Word, int | None]]] = {}
+        keys = count()
         for pattern, words in cut.items():
-            for path in self._matching(pattern):
-                said.setdefault(path, {}).update({name: parse(text) for name, text in words.items()})
+            paths = self._matching(pattern)
+            for name, text in words.items():
+                word = parse(text)
+                # a number tells nothing of where it comes from, and may be another in the next block
+                alike = len(paths) > 1 and not name.startswith("#") and not isinstance(word, Every)
+                key = next(keys) if alike else None
+                for path in paths:
+                    said.setdefault(path, {})[name] = word, None if path in gathered else key
         for path, parsed in said.items():
             point = self._at(path)
             # a stream's length first, then what is cut by it
-            for name, word in sorted(parsed.items(), key=lambda item: not introduced_by(item[1])):
+            for name, (word, key) in sorted(parsed.items(), key=lambda item: not introduced_by(item[1][0])):
                 if name == RETURN:
                     point.results.append(cutter(word))
                 else:
-                    several = path not in gathered and sum(word in other.values() for other in said.values()) > 1
-                    # a number tells nothing of where it comes from, and may be another in the next block
-                    key = keys.setdefault(word, len(keys)) if several and not isinstance(word, Every) else None
                     point.arguments.append(Argument(_bare(name), self._position(path, name), cutter(word), key))
 
     def _whole(self, path: str, words: Words) -> None:
@@ -150,6 +171,10 @@ class _Places:
                 point.results.append(cutter(word))
             else:
                 point.arguments.append(Argument(_bare(name), self._position(path, name), gatherer(word), None))
+
+    def _works(self, path: str, name: str, among: str) -> Works:
+        """The argument and the module's table that say whether it does anything."""
+        return Works(name, self._position(path, name), self._attribute(path, among))
 
     def _position(self, path: str, name: str) -> int:
         """Where an argument of a module's method stands. Raises ValueError if no such method of its class has it."""

@@ -106,12 +106,12 @@ class SharedModel:
 
     def _placed(self, point: HookPoint, inner: Forward) -> Forward:
         """A module's forward that sets the attention of what is in it, and changes its arguments and its output."""
-        attention, inside = point.attention, point.inside
+        attention, inside, works = point.attention, point.inside, point.works
         title, arguments, results = type(point.module).__name__, tuple(point.arguments), tuple(point.results)
 
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             call = self.call
-            if call is None:
+            if call is None or (works is not None and not works.holds(args, kwargs)):
                 return inner(*args, **kwargs)
             if attention is not None:
                 call.attention, call.inside, call.first_keys = attention, inside, None
@@ -157,13 +157,16 @@ def _change_arguments(
 
 
 def _changed(call: TokenCall, argument: Argument, value: Any) -> Any:  # noqa: ANN401
-    """An argument's value, changed; once a call for a value that many modules are given."""
+    """An argument's value, changed; once where one module after the other is given the same value.
+
+    Of each argument only the last value is kept: what is made anew for each block would pile up.
+    """
     if value is None:
         return None
     if argument.key is None:
         return argument.change(call, value)
-    known = call.changed.get((id(value), argument.key))
-    if known is None:
-        changed = argument.change(call, value)
-        known = call.changed[(id(value), argument.key)] = value, changed  # with `value`, whose id no other has then
+    known = call.changed.get(argument.key)
+    if known is None or known[0] is not value:
+        call.changed.pop(argument.key, None)  # before the new one, which may be as large
+        known = call.changed[argument.key] = value, argument.change(call, value)
     return known[1]

@@ -55,6 +55,7 @@ class PassCall(TokenCall):
         self._parts = TokenCall(group, name)  # how tokens are dealt to all parts of all patches
         self._parts.parts, self._parts.index = patches * group.parts, (patch or 0) * group.parts + group.index
         self._counts: dict[int, int] = {}
+        self._kept_places: dict[int, Tensor] = {}
         self._keys: tuple[Tensor, str] | None = None
         self._gathers = 0
 
@@ -170,7 +171,7 @@ class PassCall(TokenCall):
         if self._patch is not None:
             before = sum(key_lengths[: self._patch * self.group.parts])
             return slice(before, before + sum(self.of_chunk(key_lengths)))
-        known = self.changed.get((id(attention), -1))
+        known = self._kept_places.get(id(attention))
         if known is None:
             runs = [StreamTokens(stream) for stream in attention.keys]
             came, kept = (
@@ -179,9 +180,8 @@ class PassCall(TokenCall):
             )
             places = torch.empty_like(kept)
             places[kept] = torch.arange(len(kept))
-            known = self.changed[(id(attention), -1)] = attention, places[came].to(device)
-        places_there: Tensor = known[1]
-        return places_there
+            known = self._kept_places[id(attention)] = places[came].to(device)
+        return known
 
     def _refuse_small(self) -> None:
         """Raise `ValueError` where no stream has a token for each part: every patch would be all of them."""

@@ -56,7 +56,9 @@ class ShardingSpec:
     **kwargs; "return": its output)
     -> word for what becomes this rank's. `gather`: path -> word for the output that becomes whole; or several such
     tables, of which the first that the model has modules for holds. `whole`: as `cut`, for modules that need all
-    tokens: arguments become whole, the output this rank's again. `control`: list in the argument `control` -> stream.
+    tokens: arguments become whole, the output this rank's again. `works_where`: path of `whole` -> argument and
+    attribute of its module, which returns what it is given where the one is not in the other.
+    `control`: list in the argument `control` -> stream.
     `unless`: path -> attribute of a module; a model in which it is set is not what the spec is for, and refused.
     `each_call`: the module that the class calls several times in one call, with other lengths; each is shared alone.
 
@@ -78,6 +80,7 @@ class ShardingSpec:
     cut: Mapping[str, Words]
     gather: Words | tuple[Words, ...]
     whole: Mapping[str, Words] = field(default_factory=dict)
+    works_where: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     control: Mapping[str, str] = field(default_factory=dict)
     unless: Mapping[str, str] = field(default_factory=dict)
     each_call: str = ""

@@ -15,6 +15,7 @@ WAN = ShardingSpec(
     gather={"head": "x"},
 )
 
+INJECTED = ("block_id", "injected_block_id")
 AUDIO = "blocks.*.audio_cross_attn_wrapper.audio_cross_attn"
 
 SPECS = {
@@ -33,8 +34,12 @@ SPECS = {
         gather={"head": "x"},  # the last block's output still gets a VACE block's added
         unstaged="its blocks take turns with those of vace_blocks, whose outputs later blocks take",
     ),
-    # the audio injector groups tokens by frames
-    "comfy.ldm.wan.model.WanModel_S2V": replace(WAN, whole={"audio_injector": {"x": "x", "return": "x"}}),
+    # the audio injector groups tokens by frames, after some blocks
+    "comfy.ldm.wan.model.WanModel_S2V": replace(
+        WAN,
+        whole={"audio_injector": {"x": "x", "return": "x"}},
+        works_where={"audio_injector": INJECTED},
+    ),
     # queries are grouped by frames, each of which has its own tokens of audio
     "comfy.ldm.wan.model.HumoWanModel": ShardingSpec(
         attention={"blocks": BLOCK | {"audio_cross_attn_wrapper": "local"}},
@@ -66,6 +71,7 @@ SPECS = {
         WAN,
         cut={path: words for path, words in WAN.cut.items() if path != "head"} | {"head*": {"e": "frames3:x"}},
         whole={"music_injector": {"x": "x", "return": "x"}},
+        works_where={"music_injector": INJECTED},
         gather={"head": "x", "head_global": "x"},  # by frames a second
     ),
 }

@@ -454,6 +454,15 @@ def cancelled_in_the_second_round(do, check_cancelled):
 pool.vae = cancelled_in_the_second_round
 raised(KeyboardInterrupt, decode.blended, vae, latent["samples"], tiles, whole, pool, check_cancelled=print)
 assert freed == [TWO] and len(rounds) == len(counts) + 1, "the VAE stays on their GPUs"
+
+
+def without_comfyui(*_: object, **__: object) -> None:
+    raise decode.NoComfyUIError("machine shelf has no ComfyUI")
+
+
+pool.vae = without_comfyui
+never = raised(decode.CannotShareError, decode.decode_over, vae, latent, TWO, clock=lambda: None)
+assert never == "machine shelf has no ComfyUI", "ComfyUI decodes it"
 pool.vae = ask
 round_of = decode._Rounds(tiles, num_ranks=2)
 decode.ROUND_TILES, decode.ROUND_BYTES = 256, 1

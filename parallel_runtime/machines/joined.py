@@ -299,6 +299,7 @@ class _Member:
         if not set(start.devices) <= set(self._joining.introduction.devices):
             raise ProtocolError(f"it wants ranks on {', '.join(start.devices)}, which this machine does not offer")
         if changed := self._joining.outdated():
+            self._say(changed)
             self._connection.send(GenerationEnded(start.generation, -1, changed))
             return
         self._say(f"starting {len(start.devices)} ranks of {start.world_size} on {', '.join(start.devices)}")

@@ -64,7 +64,10 @@ def settings_of(launch: Launch) -> RankSettings:
             f"ComfyUI sees this machine at {start.seen_as}, which is {launch.address} here: through a container's "
             "bridge, NAT or a tunnel no worker is reached; use `docker run --network host`, or WireGuard"
         )
-    if meeting.on_cuda and (refused := nccl_files.refusal(nccl_files.present_files())) is not None:
+    if (
+        meeting.on_cuda
+        and (refused := nccl_files.refusal(nccl_files.present_files(), meet="beside ComfyUI")) is not None
+    ):
         raise ValueError(f"{refused}; {nccl_files.REMEDY}")
     if meeting.on_cuda and not on_own_cuda(devices):
         raise ValueError(f"ranks on {', '.join(start.devices)} cannot exchange by NCCL; name each GPU once")

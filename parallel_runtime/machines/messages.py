@@ -139,13 +139,13 @@ class StartGeneration:
     devices: tuple[str, ...]
     threads: int
     deadline_s: float
+    seen_as: str
     backend: str = "gloo"
     engine: str = ""
     number: int = 0
     machine: int = 1
     machines: int = 2
     peer_access: bool = True
-    seen_as: str = ""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from ..errors import PoolError
 from ..plan import MAX_RANKS
+from ..process.environment import interface_of
 from ..wire.protocol import ProtocolError
 from .connection import (
     ANSWER,
@@ -62,7 +63,7 @@ class Offer:
         """Read `HOST:PORT` or `HOST:PORT, 2`; None for nothing. Raises `ValueError` on anything else."""
         if not text.strip():
             return None
-        address, _, count = (part.strip() for part in text.partition(","))
+        address, count = cls.address_in(text), text.partition(",")[2].strip()
         split_address(address)
         if count and not (count.isascii() and count.isdigit() and 1 <= int(count) < MAX_RANKS):
             raise ValueError(
@@ -70,6 +71,11 @@ class Offer:
                 f"{MAX_RANKS - 1}"
             )
         return cls(address, int(count or 1))
+
+    @staticmethod
+    def address_in(text: str) -> str:
+        """What stands where the address is to stand."""
+        return text.partition(",")[0].strip()
 
 
 class _Connection:
@@ -88,7 +94,8 @@ class MachineServer:
     """Listens on `address`, "HOST:PORT" with a literal IP address, for machines that have `token`.
 
     `versions` is what a machine must have. A machine that is silent for `silence_s` is lost, and gives us up when we
-    are. Raises ValueError for an address that is not one interface's, OSError when it cannot be listened on.
+    are. Raises ValueError for an address that is not one interface's, or that its workers would not listen on, OSError
+    when it cannot be listened on.
     """
 
     def __init__(self, address: str, token: bytes, *, versions: Versions, silence_s: float = SILENCE_S) -> None:
@@ -98,7 +105,11 @@ class MachineServer:
         try:
             self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._listener.bind((host, port))
+            interface_of(self._listener.getsockname()[0])
             self._listener.listen(MAX_STRANGERS)
+        except ValueError:
+            self._listener.close()
+            raise
         except OSError as error:
             self._listener.close()
             remedy = BIND_REMEDIES.get(error.errno or 0, "give an address of this machine")

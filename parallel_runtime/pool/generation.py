@@ -39,7 +39,7 @@ from .failures import (
     system_error,
 )
 from .ranks import PULSE_LATE_S, AnyRank, Watcher, find_silence, least_s, listen_anew
-from .remote_ranks import RemoteRanks
+from .remote_ranks import RemoteRank, RemoteRanks
 
 TICK_S = 0.05  # how often the caller is asked whether to go on, and heartbeats are read
 HELD_UP = 0.5  # of the deadline: after a longer pause of the parent (a frozen container, a caller) silence starts anew
@@ -469,7 +469,11 @@ class Generation:
         self.end()  # before the wording: what the rank printed is complete then, and what is in flight forgotten
         rank = self.ranks[failure.rank]
         told = {"printed": rank.output.text(), "device": rank.place}
-        hangs_by = hint(over_nccl=self._over_nccl, machines=self.remote is not None, starting=starting)
+        hangs_by = hint(
+            over_nccl=self._over_nccl,
+            machines=any(isinstance(each, RemoteRank) for each in self._asked),
+            starting=starting,
+        )
         return self.fail(pool_error(failure, **told, starting=starting, hangs_by=hangs_by))
 
 

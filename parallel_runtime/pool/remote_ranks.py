@@ -21,6 +21,7 @@ from typing import Any
 
 from ..daemon_futures import in_daemons
 from ..devices import Device
+from ..errors import PoolError
 from ..machines.connection import join_address, split_address
 from ..machines.files import content_sha256, identify
 from ..machines.machine import Machine
@@ -123,10 +124,14 @@ class RemoteRanks:
     def meet(self, settings: RankSettings) -> RankSettings:
         """The settings with a place to meet on the address that machines know: its socket is open from now on.
 
-        Raises OSError, ValueError for an address that ranks would not listen on.
+        Raises OSError, PoolError for an address that ranks would not listen on.
         """
         host = self.machines[0].here
-        interface = interface_of(host)
+        try:
+            interface = interface_of(host)
+        except ValueError as error:
+            cause, _, remedy = str(error).partition("; ")
+            raise PoolError(cause, remedy=remedy) from error
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.socket(family, socket.SOCK_STREAM)
         self._listener.bind((host, 0))
@@ -215,7 +220,7 @@ class RemoteRanks:
             machine=place,
             machines=1 + len(self.machines),
             peer_access=settings.peer_access,
-            seen_as=split_address(machine.address)[0],
+            seen_as=machine.address.rpartition(":")[0].strip("[]"),
         )
 
     def body_for(

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from socket import AF_INET, AF_INET6
 
@@ -140,19 +141,27 @@ def interface_of(address: str) -> str:
     """The network interface that has an address of this machine, for ranks to listen on.
 
     Raises ValueError where none has, and where gloo and NCCL, which know interfaces by name alone, would listen on
-    another address of it: they take its first one (gloo/transport/tcp/device.cc; NCCL_SOCKET_IFNAME).
+    another address of it: they take its first one (gloo/transport/tcp/device.cc; NCCL_SOCKET_IFNAME). A private IPv4
+    address before an IPv6 one is let pass, as nearly every interface has one.
     """
     import psutil  # here, since most ranks need no address
 
-    for name, there in psutil.net_if_addrs().items():
-        addresses = [each.address.partition("%")[0] for each in there if each.family in (AF_INET, AF_INET6)]
-        if address in addresses:
-            if (first := addresses[0]) != address:
-                raise ValueError(
-                    f"{name} has the address {first} before {address}, and workers would listen on that; name {first}, "
-                    f"or make {address} the first address of an interface"
-                )
-            return name
+    found = {
+        name: [each.address.partition("%")[0] for each in there if each.family in (AF_INET, AF_INET6)]
+        for name, there in psutil.net_if_addrs().items()
+    }
+    for name, addresses in found.items():
+        if address not in addresses:
+            continue
+        first = (found.get(name.partition(":")[0]) or addresses)[0]  # of eth0 for a label, eth0:1, as NCCL has it
+        if first != address and (
+            ip_address(first).version == ip_address(address).version or ip_address(first).is_global
+        ):
+            raise ValueError(
+                f"{name} has the address {first} before {address}, and workers would listen on that; use {first} "
+                f"between the machines, or make {address} the first address of an interface"
+            )
+        return name
     raise ValueError(f"no network interface of this machine has the address {address}; give one that `ip addr` shows")
 
 

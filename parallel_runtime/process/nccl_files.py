@@ -16,7 +16,7 @@ from .environment import LISTEN_HERE, NEVER_PASSED_ON
 # Of these an empty value means something too, so nothing that we could set keeps a file's away.
 REFUSED = tuple(name for name in NEVER_PASSED_ON if name not in LISTEN_HERE)
 LIBRARIES = ("nccl", "rccl")
-REMEDY = "take that line out of the file; ranks of one machine find each other without it"
+REMEDY = "take that line out of the file; ranks find each other without it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,10 @@ def nccl_files(
     return found
 
 
-def refusal(files: Sequence[NcclFile]) -> str | None:
-    """Why ranks may not start with these files, None where they may."""
+def refusal(files: Sequence[NcclFile], *, meet: str = "on this machine") -> str | None:
+    """Why ranks, which are to meet there, may not start with these files, None where they may."""
     said = [f"{file.name} sets {', '.join(file.refused)}" for file in files if file.refused]
-    return f"{'; '.join(said)}, with which NCCL would meet ranks elsewhere than on this machine" if said else None
+    return f"{'; '.join(said)}, with which NCCL would meet ranks elsewhere than {meet}" if said else None
 
 
 def _home() -> Path | None:

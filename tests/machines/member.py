@@ -81,6 +81,7 @@ def started(generation: int, what: str) -> StartGeneration:
         devices=("cpu:0", "cpu:1"),
         threads=1,
         deadline_s=30.0,
+        seen_as="127.0.0.1",
         engine=what,
     )
 

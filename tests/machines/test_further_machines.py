@@ -155,7 +155,7 @@ def test_an_address_is_closed_with_its_workers_once_no_config_of_a_prompt_names_
     here, there = further._servers[HERE], further._servers[THERE]
     further.keep([f"{HERE}, 2", THERE, ""])
     further.keep([HERE, ["another node", 0]])  # which may say the other address
-    further.keep([HERE, THERE, "192.168.1.10"])  # a node that nothing needs, on which somebody still writes
+    further.keep([HERE, f"{THERE}, 2 machines", "192.168.1.10"])  # which somebody is still writing
     assert (further.offered(), ended) == ([HERE, THERE], [])
     further.keep(["", HERE])
     assert (further.offered(), ended, here.closed, there.closed) == ([HERE], [THERE], False, True)

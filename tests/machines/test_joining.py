@@ -353,6 +353,13 @@ def test_it_listens_on_one_address_alone(address):
         MachineServer(address, b"x" * 32, versions=OURS)
 
 
+def test_an_address_that_workers_would_not_listen_on_is_refused_before_a_machine_joins_there(monkeypatch):
+    there = [SimpleNamespace(family=socket.AF_INET, address=address) for address in ("10.0.0.5", "127.0.0.1")]
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"lo": there})
+    with pytest.raises(ValueError, match="^lo has the address 10.0.0.5 before 127.0.0.1"):
+        MachineServer("127.0.0.1:0", b"x" * 32, versions=OURS)
+
+
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
@@ -432,7 +439,8 @@ def test_a_machine_that_can_start_no_process_or_does_not_offer_the_devices_has_n
     with socket.socket() as sock:
         connection = SimpleNamespace(sock=sock, send=sent.append)
         joining = SimpleNamespace(introduction=introduction, comfyui="", outdated=str)
-        member = joined._Member(joining, connection, 2.0, lambda _: None)
+        said: list[str] = []
+        member = joined._Member(joining, connection, 2.0, said.append)
         asked = SimpleNamespace(generation=7, devices=("cpu:0",), world_size=2)
         member._start(asked)
         assert sent == [GenerationEnded(7, -1, "ranks cannot be started: no more processes")] and not member._running
@@ -442,6 +450,7 @@ def test_a_machine_that_can_start_no_process_or_does_not_offer_the_devices_has_n
         joining.outdated = lambda: "ComfyUI was updated"
         member._start(SimpleNamespace(generation=9, devices=("cpu:0",), world_size=2))
         assert sent[1:] == [GenerationEnded(9, -1, "ComfyUI was updated")] and not member._running
+        assert said[-1] == "ComfyUI was updated"
         member.close()
 
 

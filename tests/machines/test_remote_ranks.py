@@ -168,7 +168,7 @@ def test_a_killed_rank_is_one_error_that_names_its_machine_and_the_next_request_
             os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(
-        PoolError, match=r"rank 1 \(cpu:0 of machine host-2 \(127.0.0.1\)\): killed by SIGKILL; the next"
+        PoolError, match=r"rank 1 \(cpu:0 of machine host-2 \(127.0.0.1:7\)\): killed by SIGKILL; the next"
     ):
         pool.sample(model.spec, ParallelPlan(ring=2), run, on_step=kill)
     assert model.error(pool, ParallelPlan(ring=2)) <= ROUNDING
@@ -214,7 +214,7 @@ def test_a_machine_that_a_plan_leaves_out_is_sent_nothing_not_waited_for_and_not
     assert (model.error(pool, TWO), pool.generation) == (pytest.approx(0.0, abs=ROUNDING), generation)
     (said,) = [each.getMessage() for each in caplog.records if "goes on without it" in each.getMessage()]
     assert re.match(
-        r"machine host-3 \(127.0.0.1\) is not used by this plan, which goes on without it: (.*SIGKILL|ended)", said
+        r"machine host-3 \(127.0.0.1:7\) is not used by this plan, which goes on without it: (.*SIGKILL|ended)", said
     )
 
 
@@ -251,5 +251,5 @@ def test_a_stopped_rank_that_a_plan_leaves_out_is_found_by_its_silence_once_anot
     with pytest.raises(PoolError) as caught:
         model.error(pool, ParallelPlan(ring=3))
     said = str(caught.value).partition("\n")[0]
-    assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1)): no answer to LOAD and no heartbeat for")
+    assert said.startswith("rank 2 (cpu:0 of machine host-3 (127.0.0.1:7)): no answer to LOAD and no heartbeat for")
     assert "the deadline is 6 s; the next prompt starts fresh workers" in said

@@ -95,19 +95,26 @@ def test_ranks_have_no_more_threads_than_their_machine_has_cpus_for_them(
 def test_ranks_listen_on_no_other_address_than_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """gloo and NCCL are told an interface, and take its first address."""
     families = {"10.0.0.5": socket.AF_INET, "203.0.113.5": socket.AF_INET, "fd00::5": socket.AF_INET6}
+    public = {"9.9.9.9": socket.AF_INET, "fd00::7": socket.AF_INET6}
     there = {
         "eth0": [SimpleNamespace(family=psutil.AF_LINK, address="02:00:00:00:00:01")],
         "wg0": [SimpleNamespace(family=socket.AF_INET6, address="fd00::9")],
     }
-    there["eth0"] += [SimpleNamespace(family=families[address], address=address) for address in families]
+    there["eth0"] += [SimpleNamespace(family=family, address=address) for address, family in families.items()]
+    there["eth1"] = [SimpleNamespace(family=family, address=address) for address, family in public.items()]
+    there["eth0:1"] = [SimpleNamespace(family=socket.AF_INET, address="10.0.0.6")]  # a label, which NCCL reads as eth0
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: there)
-    assert (interface_of("10.0.0.5"), interface_of("fd00::9")) == ("eth0", "wg0")
-    for address in ("203.0.113.5", "fd00::5"):
-        with pytest.raises(ValueError, match=f"^eth0 has the address 10.0.0.5 before {address}, .*; name 10.0.0.5, or"):
+    assert [interface_of(address) for address in ("10.0.0.5", "fd00::9", "fd00::5")] == ["eth0", "wg0", "eth0"]
+    refused = {"203.0.113.5": "eth0 10.0.0.5", "10.0.0.6": "eth0:1 10.0.0.5", "fd00::7": "eth1 9.9.9.9"}
+    for address, said in refused.items():
+        name, first = said.split()
+        with pytest.raises(
+            ValueError, match=f"^{name} has the address {first} before {address}, .*; use {first} between"
+        ):
             interface_of(address)
     machine = LostAtStart()
     machine.here = "203.0.113.5"
-    with pytest.raises(ValueError, match="^eth0 has the address 10.0.0.5 before"):
+    with pytest.raises(PoolError, match="^eth0 has the address 10.0.0.5 before .*; use 10.0.0.5 between"):
         RemoteRanks([cast(Machine, machine)], SETTINGS).meet(SETTINGS)
 
 
@@ -128,7 +135,9 @@ def test_what_a_joined_machines_nccl_file_would_have_ranks_meet_by_is_refused_th
     machine = LostAtStart()
     start_in_vain(machine)
     on_cuda = replace(machine.told[0], backend="nccl", devices=("cuda:0",))
-    with pytest.raises(ValueError, match="^NCCL_CONF_FILE sets NCCL_COMM_ID, .*; take that line out of the file"):
+    with pytest.raises(
+        ValueError, match="^NCCL_CONF_FILE sets NCCL_COMM_ID, .* than beside ComfyUI; take that line out of the file"
+    ):
         settings_of(Launch(on_cuda, "shelf", "127.0.0.1"))
     file.write_text("NCCL_DEBUG=INFO\n")
     assert settings_of(Launch(on_cuda, "shelf", "127.0.0.1")).backend == "nccl"
@@ -138,8 +147,8 @@ def test_what_a_joined_machines_nccl_file_would_have_ranks_meet_by_is_refused_th
 def test_a_machine_that_cannot_reach_where_all_meet_says_so_and_not_only_that_it_is_late() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    start = StartGeneration(1, "127.0.0.1", port, 2, 1, ("cpu:0",), 1, 600.0, engine=SETTINGS.engine)
-    launcher = joined._Process(Launch(replace(start, seen_as="127.0.0.1"), "shelf", "127.0.0.1"))
+    start = StartGeneration(1, "127.0.0.1", port, 2, 1, ("cpu:0",), 1, 600.0, "127.0.0.1", engine=SETTINGS.engine)
+    launcher = joined._Process(Launch(start, "shelf", "127.0.0.1"))
     try:
         assert select.select([launcher.pidfd], [], [], 120)[0], "else it would try for ten minutes"
         assert (launcher.end(others=set()), launcher.code) == ([], 1)

@@ -11,7 +11,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from ....parallel_runtime.devices import Device
@@ -81,19 +80,14 @@ class FurtherMachines:
         return tuple(joined[name] for name in names)
 
     def keep(self, asked: Iterable[object]) -> None:
-        """Close all addresses but those that are asked for, by SP Config's texts; what is no text may name any of them,
-        and one that names no address names none.
+        """Close all addresses but those that are asked for, by SP Config's texts; what is no text may name any of them.
 
         The workers on the machines that joined there end first, with the rest of their pools.
         """
         texts = list(asked)
         if not all(isinstance(text, str) for text in texts):
             return
-        kept = set()
-        for text in texts:
-            with suppress(ValueError):  # of a node that nothing needs, which nobody else looks at
-                if (offer := Offer.parse(text)) is not None:
-                    kept.add(offer.address)
+        kept = {Offer.address_in(text) for text in texts}  # also of a node that nothing needs, whatever stands there
         with self._lock:  # to the end: another offer of the address waits until it is closed
             closing = {address: server for address, server in self._servers.items() if address not in kept}
             staying = {address: server for address, server in self._servers.items() if address in kept}

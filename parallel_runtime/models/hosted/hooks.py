@@ -165,8 +165,9 @@ def _changed(call: TokenCall, argument: Argument, value: Any) -> Any:  # noqa: A
         return None
     if argument.key is None:
         return argument.change(call, value)
-    known = call.changed.get(argument.key)
+    known = call.changed.pop(argument.key, None)
     if known is None or known[0] is not value:
-        call.changed.pop(argument.key, None)  # before the new one, which may be as large
-        known = call.changed[argument.key] = value, argument.change(call, value)
+        known = None  # before the new one, which may be as large
+        known = value, argument.change(call, value)
+    call.changed[argument.key] = known
     return known[1]

@@ -123,7 +123,7 @@ def control() -> Target:
         return bool(messages)
 
     identity = said.FileIdentity("flux/a.safetensors", 10, "ab", "cd")
-    start = said.StartGeneration(1, "10.0.0.1", 5000, 4, 2, ("cuda:0", "cuda:1"), 1, 60.0, engine="a:B")
+    start = said.StartGeneration(1, "10.0.0.1", 5000, 4, 2, ("cuda:0", "cuda:1"), 1, 60.0, "10.0.0.2", engine="a:B")
     intro = said.Introduction("attic", ("cuda:0",), ("H100",), said.Versions("1", "2.9.0", nccl="2.27"), 77)
     machine = (intro, said.GenerationEnded(1, -9, "words"), said.FoundFile(1, "/a", 3, 4), said.Beat())
     server = (start, said.Welcome(20.0), said.Refused("why"), said.KillGeneration(1), said.FindFile(1, identity))

@@ -1,13 +1,16 @@
 """What a shared call keeps of the values that it cuts, and when it makes tokens whole: by blocks, not all of them."""
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from parallel_runtime.models.hosted import hooks
 from parallel_runtime.models.hosted.call import TokenCall
+from parallel_runtime.models.hosted.hook_points import Argument
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.specs import spec_of
 
@@ -71,3 +74,19 @@ def test_tokens_become_whole_for_the_blocks_that_are_given_sound_and_for_no_othe
     finally:
         TokenCall.gather = gather  # type: ignore[method-assign]
     assert came == ["x"] * 3, "for two blocks, and at the end"
+
+
+def test_a_cut_is_let_go_before_the_next_one_is_made_and_made_once_of_the_same_value() -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def change(_: Any, value: Tensor) -> Tensor:
+        assert not made or made[-1]() is None, "both would be there at once"
+        cut = value[:1].clone()
+        made.append(weakref.ref(cut))
+        return cut
+
+    call_, argument = SimpleNamespace(changed={}), Argument("freqs", 0, change, 7)
+    for value in (torch.ones(2), torch.zeros(2)):
+        for _ in range(2):
+            assert torch.equal(hooks._changed(call_, argument, value), value[:1])  # type: ignore[arg-type]
+    assert len(made) == 2 and list(call_.changed) == [7]

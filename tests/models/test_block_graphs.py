@@ -14,7 +14,7 @@ from gpu import tape
 from parallel_runtime.models.hosted import block_graphs
 from parallel_runtime.models.hosted.block_graphs import BlockGraphs, CannotRecordError, GraphRun
 from parallel_runtime.models.hosted.call import TokenCall
-from parallel_runtime.models.hosted.compiled import CompiledBlocks, blocks_of
+from parallel_runtime.models.hosted.compiled import CompiledBlocks, Kind, blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
 from parallel_runtime.models.hosted.kept_state import numbers_over
@@ -35,8 +35,6 @@ pytestmark = [pytest.mark.slow]
 # Case, or how its name begins -> what is said of blocks that have no graph.
 NONE = {
     "HiDream-I1": "makes as many rows as its values say, which no graph can",
-    "HiDream-O1": "a block is given or returns a function, of which no graph can be made",
-    "Qwen-Image 2.1": "a block is given or returns a function, of which no graph can be made",
     "Hunyuan3D 2.1": "tells the host a number, which no graph can",
     "Wan HuMo": "WanAttentionBlockAudio shares tokens inside, at Linear",
     "Wan-Animate 2": "the model calls its blocks by forward_pose and forward_gen",
@@ -102,6 +100,66 @@ def test_of_an_object_all_that_its_class_names_counts() -> None:
     assert form(Given("a", one))[0] != form(Given("b", one))[0]
     with pytest.raises(CannotRecordError, match="SimpleNamespace, of which no graph can be made"):
         form(SimpleNamespace(tensor=one))
+
+
+def attending(keys: torch.Tensor, start: int, transformer_options: dict[str, Any]) -> Callable[..., Any]:
+    """As HiDream-O1 and Qwen-Image 2.1 make one in each call, for their blocks."""
+
+    def attend(q: torch.Tensor, heads: int = 2) -> object:
+        return q + keys[start:], heads, transformer_options.get("block_type")
+
+    return attend
+
+
+def counting(started: int) -> Callable[[], None]:
+    def count() -> None:
+        nonlocal started
+        started += 1
+
+    return count
+
+
+def test_of_a_function_that_a_call_makes_what_it_holds_counts() -> None:
+    """A graph of one serves another that holds other numbers, and none with another constant, shape, default or code.
+
+    What the blocks' options tell of a call alone tells no functions apart, unless they read it.
+    """
+    one, two = torch.ones(2), torch.zeros(2)
+    kind = Kind("A", len, len, None, frozenset())
+
+    def form(function: object) -> tuple[object, list[torch.Tensor]]:
+        found: list[torch.Tensor] = []
+        (mine,), named, _ = kind.read((function,), {"again": function})
+        made = block_graphs._form(mine, found)
+        assert (block_graphs._form(named["again"], found), len(found)) == (made, len(set(map(id, found))))
+        return made, found
+
+    told = {"uuids": [1], "block_index": 3, "block_type": "single", "patches": {}}
+    (first, tensors), (second, _) = form(attending(one, 1, told)), form(attending(two, 1, {"block_type": "single"}))
+    assert first == second and tensors == [one] and tensors[0] is one
+    for other in (
+        attending(one, 0, told),
+        attending(torch.ones(3), 1, told),
+        attending(one, 1, {**told, "block_type": "double"}),
+        counting(1),
+    ):
+        assert form(other)[0] != first
+    fewer_heads = attending(one, 1, told)
+    fewer_heads.__defaults__ = (1,)
+    assert form(fewer_heads)[0] != first
+    assert block_graphs._replaced(attending(one, 1, told), lambda _: two)(one)[0].tolist() == [1.0, 1.0]
+    assert kind.read((counting(1), attending(one, 1, told)), {})[2] is told, "patches are looked for in it, too"
+
+
+def test_a_function_that_holds_what_cannot_be_compared_or_writes_to_what_it_holds_has_no_graph() -> None:
+    """What a replay would leave out: the second count."""
+    for held in (SimpleNamespace(), len, counting(1)):
+        with pytest.raises(CannotRecordError, match="of which no graph can be made"):
+            block_graphs._form(attending(held, 1, {}), [])  # type: ignore[arg-type]
+    counted = counting(1)
+    before = block_graphs._form(counted, [])
+    counted()
+    assert block_graphs._form(counted, []) != before
 
 
 @pytest.mark.parametrize("other", [[(0, 5, 0), (5, 12, 1)], [(0, 3, 2), (3, 12, 1)]])

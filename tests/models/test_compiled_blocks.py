@@ -43,6 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CONTROL = 1e-3  # without exchange a case must be this wrong
 
+QWEN_21 = "Qwen-Image 2.1"  # which not every ComfyUI has
 # Case -> graphs: kinds of blocks, of which some classes have several (the last block is another one); and after a
 # whole call, if its blocks are given other things.
 GRAPHS = {
@@ -59,6 +60,7 @@ GRAPHS = {
     "LTX-2, a timestep for each frame": (1, 2),  # of frames, where a call is whole
     "Kandinsky 5": 1,
     "Stable Audio 1": 1,
+    QWEN_21: (1, 2),  # of functions, one is given the keys of the text where the call is whole
 }
 # Case -> what is said of blocks that have none.
 NONE = {"Wan HuMo, reference, audio by frames": "WanAttentionBlockAudio shares tokens inside, at "}
@@ -68,7 +70,7 @@ NONE |= {
     "Hunyuan3D 2.1, experts, long skips": "torch's compiler can make no graph of HunYuanDiTBlock: ",
     "LTX-Video, guide at half strength": "BasicTransformerBlock attends by masks of guide frames, ",
 }
-QUICK = ("Z-Image", "Wan HuMo, reference, audio by frames", ANIMATE2)
+QUICK = ("Z-Image", QWEN_21, "Wan HuMo, reference, audio by frames", ANIMATE2)
 
 
 LONGER = {9: 13, 10: 14, 14: 18}  # text tokens, height and width of the cases' latents

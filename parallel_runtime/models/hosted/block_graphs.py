@@ -33,6 +33,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ from ...wire.replies import CompiledReport as Report
 from ..block_chain import Forward
 from .attention import installed
 from .call import TokenCall
+from .closures import held_by, holding
 from .compiled import PATCHES, CompiledBlocks, Kind
 from .cuda_graphs import GraphRecorder, Replay
 from .graphs import Watch
@@ -392,6 +394,8 @@ def _form(value: Any, tensors: list[Tensor]) -> Hashable:  # noqa: ANN401
         return dict, *((name, _form(each, tensors)) for name, each in value.items())
     if isinstance(value, PLAIN):
         return type(value), value
+    if type(value) is FunctionType and (held := held_by(value)):
+        return value.__code__, value.__module__, _form(held, tensors)
     if names := _fields(value):
         return type(value), *((name, _form(getattr(value, name), tensors)) for name in names)
     raise CannotRecordError(f"a block is given or returns a {type(value).__name__}, of which no graph can be made")
@@ -405,6 +409,8 @@ def _replaced(value: Any, by: Callable[[Tensor], Tensor]) -> Any:  # noqa: ANN40
         return type(value)([_replaced(each, by) for each in value])
     if type(value) is dict:
         return {name: _replaced(each, by) for name, each in value.items()}
+    if type(value) is FunctionType and (held := held_by(value)):
+        return holding(value, _replaced(held, by))
     if isinstance(value, PLAIN) or not (names := _fields(value)):
         return value
     other = copy.copy(value)

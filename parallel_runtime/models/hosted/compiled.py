@@ -29,6 +29,7 @@ from ..block_chain import Entrance, Forward
 from ..specs import find_spec
 from ..specs.spec import ShardingSpec
 from .attention import installed
+from .closures import held_by, holding
 from .graphs import Graphs, NoGraphError, Watch
 from .hook_points import find_hook_points
 from .lightricks import GuideMask
@@ -54,7 +55,8 @@ class Kind:
 
     `with_loras`: `forward` with the form of its LoRAs before all else, so that graphs tell forms apart.
     `unread`: what of `TOLD` no block reads; `reason`: why they have no graph. `ranges`: where an argument of ranges
-    stands that may be one range, and its name (ShardingSpec.row_ranges).
+    stands that may be one range, and its name (ShardingSpec.row_ranges). `unread_within`: as `unread`, of functions
+    that they are given, by their code.
     """
 
     title: str
@@ -64,6 +66,7 @@ class Kind:
     unread: frozenset[str]
     reason: str = ""
     ranges: tuple[int, str] | None = None
+    unread_within: dict[CodeType, frozenset[str]] = field(default_factory=dict)
 
     def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """What the graph is given, and `transformer_options` as the class gave them, which attention gets."""
@@ -80,18 +83,31 @@ class Kind:
         """The arguments without what no block reads of `transformer_options`, and those as the class gave them.
 
         What the options tell of a call, and patches of which there are none, are left out for the graph: it would be
-        made anew for other ones.
+        made anew for other ones. A function that a block is given may have them, too.
         """
         by_place = OPTIONS not in kwargs and self.options is not None and self.options < len(args)
         options = args[self.options or 0] if by_place else kwargs.get(OPTIONS)
         if type(options) is dict:
-            left_out = self.unread if options.get(PATCHES) else {*self.unread, PATCHES}
-            read = {name: value for name, value in options.items() if name not in left_out}
+            read = _without(self.unread, options)
             if by_place:
                 args = (*args[: self.options], read, *args[(self.options or 0) + 1 :])
             else:
                 kwargs = {**kwargs, OPTIONS: read}
-        return args, kwargs, options
+        within = list[dict[str, Any]]()
+        args = tuple(self._told_less(value, within) for value in args)
+        kwargs = {name: self._told_less(value, within) for name, value in kwargs.items()}
+        return args, kwargs, within[0] if within and options is None else options
+
+    def _told_less(self, value: Any, within: list[dict[str, Any]]) -> Any:  # noqa: ANN401
+        """An argument: a function that has options, with what it reads of them; they are added as they were."""
+        if type(value) is not FunctionType or not (held := held_by(value)) or type(held[0].get(OPTIONS)) is not dict:
+            return value
+        if value.__code__ not in self.unread_within:
+            self.unread_within[value.__code__] = _unread_by([value])
+        within.append(held[0][OPTIONS])
+        return holding(
+            value, ({**held[0], OPTIONS: _without(self.unread_within[value.__code__], within[-1])}, *held[1:])
+        )
 
 
 @dataclass
@@ -191,8 +207,6 @@ def _kind_of(block: nn.Module, spec: ShardingSpec, path: str) -> Kind:
     options = taken.index(OPTIONS) if OPTIONS in taken else None
     classes = {base for each in block.modules() for base in type(each).__mro__ if issubclass(base, nn.Module)}
     functions = [value for each in classes for value in vars(each).values() if isinstance(value, FunctionType)]
-    read = _with_helpers(functions)
-    unread = frozenset() if read is None else TOLD - {word for each in read for word in _words(each.__code__)}
     forward = type(block).forward
 
     def with_loras(form: Form, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -200,7 +214,19 @@ def _kind_of(block: nn.Module, spec: ShardingSpec, path: str) -> Kind:
 
     named = spec.row_ranges.get(path)
     ranges = (taken.index(named), named) if named in taken else None
-    return Kind(type(block).__name__, forward, with_loras, options, unread, reason, ranges)
+    return Kind(type(block).__name__, forward, with_loras, options, _unread_by(functions), reason, ranges)
+
+
+def _without(unread: frozenset[str], options: dict[str, Any]) -> dict[str, Any]:
+    """What a block reads of its options."""
+    left_out = unread if options.get(PATCHES) else {*unread, PATCHES}
+    return {name: value for name, value in options.items() if name not in left_out}
+
+
+def _unread_by(functions: Iterable[FunctionType]) -> frozenset[str]:
+    """What of `TOLD` neither functions nor those that they name read."""
+    read = _with_helpers(functions)
+    return frozenset() if read is None else TOLD - {word for each in read for word in _words(each.__code__)}
 
 
 def _with_helpers(functions: Iterable[FunctionType]) -> set[FunctionType] | None:
@@ -287,4 +313,4 @@ def _form(value: Any) -> object:  # noqa: ANN401
         return value.dtype, tuple(size == 1 for size in value.shape)
     if isinstance(value, tuple | list):
         return tuple(map(_form, value))
-    return type(value)
+    return value.__code__ if isinstance(value, FunctionType) else type(value)

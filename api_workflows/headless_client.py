@@ -4,12 +4,13 @@ Standard library only. Example:
 
     python headless_client.py z_image_turbo.json --server http://127.0.0.1:8188 --set sampler.seed=11 --output out
 
-Exit status: 0 when the images are in the output folder, 1 when the prompt failed, 2 when the server refused it or there
-is none.
+Exit status: 0 when the images are in the output folder, 1 when the prompt failed or made none, 2 when the server
+refused it or a part of it, or there is none.
 """
 
 import argparse
 import base64
+import io
 import json
 import os
 import re
@@ -100,12 +101,17 @@ class Server:
         with self._direct.open(f"{self.url}{path}?{urllib.parse.urlencode(query)}") as answer:
             return answer.read()
 
-    def queue(self, workflow: dict[str, Any], client_id: str) -> str:
-        """Queue a workflow in API form; returns its prompt id. Raises `urllib.error.HTTPError` when refused."""
+    def queue(self, workflow: dict[str, Any], client_id: str) -> tuple[str, str]:
+        """Queue a workflow in API form; returns its prompt id, and what the server says of outputs that it leaves out.
+
+        Raises `urllib.error.HTTPError` when refused.
+        """
         body = json.dumps({"prompt": workflow, "client_id": client_id}).encode()
         request = urllib.request.Request(f"{self.url}/prompt", body, {"Content-Type": "application/json"})  # noqa: S310
         with self._direct.open(request) as answer:
-            return json.loads(answer.read())["prompt_id"]
+            body = answer.read().decode()
+        found = json.loads(body)
+        return found["prompt_id"], refusal(body) if found.get("node_errors") else ""
 
     def outputs(self, prompt_id: str) -> dict[str, Any]:
         """What each node put out. The history is written a moment after the prompt's last event."""
@@ -152,7 +158,7 @@ def save(server: Server, outputs: dict[str, Any], folder: Path, prompt_id: str) 
             say(f"{node}: served from the server's cache, its times are of an earlier prompt")
     if reports:
         target = folder / "timing.json"
-        target.write_text(json.dumps(reports, indent=2))
+        target.write_text(json.dumps(reports, indent=2), encoding="utf-8")
         say(f"saved {target}")
     return len(items)
 
@@ -187,7 +193,7 @@ def refusal(body: str) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """A workflow in API form. Raises `ValueError` for another file, as what the editor saves."""
-    workflow = json.loads(path.read_text())
+    workflow = json.loads(path.read_text(encoding="utf-8-sig"))  # ComfyUI's own, whatever this system's is
     if not isinstance(workflow, dict) or not all(
         isinstance(node, dict) and "class_type" in node for node in workflow.values()
     ):
@@ -214,8 +220,8 @@ def say(text: str) -> None:
     print("".join(each if each.isprintable() or each in "\n\t" else "?" for each in text), flush=True)  # noqa: T201
 
 
-def main() -> int:
-    """The command line; see the module's text."""
+def asked() -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The options of the command line, and the workflow with its settings; ends where they cannot be used."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workflow", type=Path, help="a workflow in API form")
     parser.add_argument("--server", default="http://127.0.0.1:8188")
@@ -229,6 +235,14 @@ def main() -> int:
         parser.error(f"{options.workflow} is no workflow in API form (Export (API) in ComfyUI's menu): {error}")
     if not options.server.startswith("http://"):
         parser.error(f"--server {options.server}: only http:// is spoken; use ssh -L 8188:127.0.0.1:8188 MACHINE")
+    return options, workflow
+
+
+def main() -> int:
+    """The command line; see the module's text."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal need not know every character
+    options, workflow = asked()
     server = Server(options.server)
     client_id = uuid.uuid4().hex
     address = "ws" + server.url.removeprefix("http") + f"/ws?clientId={client_id}"
@@ -238,7 +252,9 @@ def main() -> int:
         say(f"no ComfyUI answers at {server.url} ({error}); start it, or give its address with --server")
         return 2
     try:
-        prompt_id = server.queue(workflow, client_id)
+        prompt_id, refused_part = server.queue(workflow, client_id)
+        if refused_part:
+            say(refused_part)
         error = follow(websocket, prompt_id)
     except urllib.error.HTTPError as refused:
         say(refusal(refused.read().decode(errors="replace")))
@@ -256,7 +272,10 @@ def main() -> int:
     if error:
         say(error)
         return 1
-    return 0 if save(server, server.outputs(prompt_id), options.output, prompt_id) else 1
+    saved = save(server, server.outputs(prompt_id), options.output, prompt_id)
+    if not saved:
+        say("the prompt ended, and no image or file came of it")
+    return 2 if refused_part else 0 if saved else 1
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ from .machine_checks import (
     PACKAGES,
     check_leftovers,
     check_segment_room,
+    has_memory_elsewhere,
     machine_checks,
     segment_room_bytes,
     version_of,
@@ -184,6 +185,7 @@ def _device_checks(selection: DeviceSelection, facts: GpuFacts) -> list[Check]:
             ranks=len(indices),
             over_host=not all(peers.values()),
             linked=bool(facts.torch_hip) or pairs <= set(facts.nvlink),  # AMD's own links are not asked for
+            elsewhere=not facts.torch_hip and has_memory_elsewhere(facts.nccl, facts.driver_cuda),
         )
         checks = [*gpu_checks(facts, indices), check_nccl_files(present_files())]
         return [*checks, room, check_leftovers(leftovers())]

@@ -34,6 +34,8 @@ PROXY_BYTES = 7_340_384
 # Exchanges and sharded weights have a communicator each, and collectives and messages connections of their own in each.
 COMMUNICATORS, RINGS = 2, 2
 ADVISED_BYTES = 2**30
+# Since when NCCL asks CUDA for host memory in place of segments (its NCCL_CUMEM_HOST_ENABLE is on by default).
+MEMORY_ELSEWHERE, DRIVER_ELSEWHERE = [2, 24], 12060
 
 
 def machine_checks() -> list[Check]:
@@ -142,16 +144,21 @@ def segment_room_bytes() -> tuple[int, int] | None:
     return usage.free, usage.total
 
 
-def check_segment_room(room: tuple[int, int] | None, *, ranks: int, over_host: bool, linked: bool = False) -> Check:
+def check_segment_room(
+    room: tuple[int, int] | None, *, ranks: int, over_host: bool, linked: bool = False, elsewhere: bool = False
+) -> Check:
     """Whether NCCL's own segments fit into /dev/shm, whose (free, all) bytes are `room`.
 
     `over_host`: some ranks have no peer access to each other, so that their copies go through such segments.
     `linked`: all have NVLink between them. Of other pairs NCCL decides by their place on the board whether it uses
-    the peer access that they have.
+    the peer access that they have. `elsewhere`: this NCCL can do without such segments where the container lets it,
+    which a start shows (`has_memory_elsewhere`).
     """
     name = "shared memory of NCCL"
     if room is None:
-        return Check(name=name, ok=False, seen="no /dev/shm", remedy="mount a tmpfs there", needed=over_host)
+        return Check(
+            name=name, ok=False, seen="no /dev/shm", remedy="mount a tmpfs there", needed=over_host and not elsewhere
+        )
     free, total = room
     seen = f"{free / 2**20:,.0f} MiB free of {total / 2**20:,.0f} in /dev/shm"
     ring, all_pairs = (count * CHANNELS * SEGMENT_BYTES for count in (ranks, ranks * (ranks - 1)))
@@ -165,8 +172,14 @@ def check_segment_room(room: tuple[int, int] | None, *, ranks: int, over_host: b
         ok=free >= max(ADVISED_BYTES, all_pairs),
         seen=f"{seen}; copies between {ranks} ranks go through it and take {ring / 2**20:,.0f} MiB or more",
         remedy=MORE_ROOM,
-        needed=free < ring,
+        needed=free < ring and not elsewhere,
     )
+
+
+def has_memory_elsewhere(nccl: str, driver_cuda: int) -> bool:
+    """Whether NCCL of this version ("2.27.3"), with this driver (12060 is CUDA 12.6), has host memory of CUDA's own."""
+    found = [int(part) for part in nccl.split(".")[:2] if part.isdigit()]
+    return found >= MEMORY_ELSEWHERE and driver_cuda >= DRIVER_ELSEWHERE
 
 
 def check_leftovers(left: Sequence[Leftover]) -> Check:

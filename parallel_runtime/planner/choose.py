@@ -395,9 +395,10 @@ def _of_weights(chosen: Prediction, table: Sequence[Prediction], devices: Sequen
     """Why weights are not whole on each device, and what becomes of them before and in a run."""
     weights = chosen.plan.weights
     replicated = [row for row in table if row.plan.weights == WEIGHTS[0]]
-    whole = min(replicated, key=lambda row: row.memory.total, default=None)
+    as_many = [row for row in replicated if row.plan.ranks == chosen.plan.ranks]
+    whole = min(as_many or replicated, key=lambda row: row.memory.total, default=None)
     if weights != WEIGHTS[0] and whole is not None:
-        needs, there = _gib(whole.memory.total), _gib(min(devices))
+        needs, there = _gib(whole.memory.total), _gib(min(devices[: chosen.plan.ranks]))
         if not whole.fits:
             yield (
                 f"does not fit with replicated weights: {needs} a rank, {there} on each device, of which "

@@ -3,7 +3,6 @@
 import errno
 import os
 import re
-import signal
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -17,7 +16,7 @@ from ..errors import BrokenCopiesError, OutOfMemoryInRankError, PoolError, Raise
 from ..machines.machine import Machine
 from ..plan import ParallelPlan, refuse_unfit_machines
 from ..process.rank_process import RankProcess
-from ..process.signs import OUT_OF_MEMORY, killed_by
+from ..process.signs import OUT_OF_MEMORY
 from ..wire.replies import RankError
 from .known_errors import TRY_COPIES, KnownError, find_known
 from .remote_ranks import RemoteRank
@@ -35,7 +34,7 @@ NOT_RAISED_BY_CODE = {"MemoryError", "OutOfMemoryError", "OSError", "ProtocolErr
 NOT_RAISED_BY_CODE |= {"DistError", "AcceleratorError", "CudaError"}
 # How errors of CUDA and NCCL begin, also those of which nothing is known; and how a crash in their libraries ends.
 OF_DEVICES = re.compile(r"^(?:DistBackendError|AcceleratorError|\w+: (?:CUDA|HIP) error): ")
-CRASHES = {ABORTED, BUS_ERROR, killed_by(signal.SIGSEGV)}
+CRASHES = {ABORTED, BUS_ERROR, "killed by SIGSEGV"}
 SYSTEM_REMEDIES = {
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the system has no open file left; close other programs",

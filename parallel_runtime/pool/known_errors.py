@@ -16,7 +16,10 @@ REBOOT = "restart the machine"
 NO_PEERS = "set NCCL_P2P_DISABLE=1 before ComfyUI starts"
 NO_CUMEM = "set NCCL_CUMEM_HOST_ENABLE=0 before ComfyUI starts"
 OVER_HOST = "copies go through the host's memory in /dev/shm and are slower"
-MORE_ROOM = "give it 1 GiB: docker run --shm-size=1g --cap-add SYS_NICE, in Kubernetes a volume in memory at /dev/shm"
+MORE_ROOM = (
+    "give it 1 GiB: docker run --shm-size=1g --cap-add SYS_NICE, in Kubernetes a volume in memory at /dev/shm; "
+    "where you cannot, name fewer devices, or start ComfyUI with NCCL_SHM_DISABLE=1, which is slower"
+)
 TRY_COPIES = "run doctor, which tries the copies; where they hang, NCCL_P2P_DISABLE=1 avoids them"
 NEW_DRIVER = "install a newer NVIDIA driver, or a torch built for the CUDA version that nvidia-smi shows"
 

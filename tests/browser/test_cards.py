@@ -71,6 +71,13 @@ def test_what_a_prompt_was_refused_in_part_stays_while_it_runs(made_up: MadeUp) 
     expect(card).to_contain_text("too many")
     page.evaluate(START, "q")
     expect(card).to_have_count(0)
+    said = {"A-Q4_K_M.gguf": "is a GGUF file", "a.safetensors": "is not in models/diffusion_models"}
+    for value, told in said.items():
+        info = {"input_name": "unet_name", "received_value": value}
+        reasons[0] = {"type": "value_not_in_list", "details": "", "extra_info": info}
+        assert page.evaluate(QUEUE) == "p"
+        expect(card).to_contain_text(f"{value} {told}")
+    page.evaluate(START, "q")
     reasons[0] = None  # nothing that can be told
     assert page.evaluate(QUEUE) == "p"
     expect(card).to_have_count(0)

@@ -262,6 +262,17 @@ def test_a_server_that_does_not_answer_is_said(bare: Tabs) -> None:
     bare.close("deaf")
 
 
+def test_a_pack_whose_nodes_could_not_be_loaded_is_said(bare: Tabs) -> None:
+    """ComfyUI serves this page, and has none of its routes."""
+
+    def empty(page: Page) -> None:
+        page.route(re.compile("/parallel_dit/"), lambda route: route.fulfill(status=404, body="404: Not Found"))
+
+    comfy = bare.get("empty", before=empty)
+    expect(comfy.open_sidebar()).to_contain_text("Parallel DiT could not be loaded. ComfyUI's log")
+    bare.close("empty")
+
+
 def test_sp_config_shows_what_its_mode_needs_and_marks_what_cannot_work(comfy: ComfyPage) -> None:
     comfy.load_example(mode="auto")
     hidden = f"{comfy.node('SPConfig')}.widgets.filter((w) => w.hidden).map((w) => w.name)"

@@ -33,10 +33,23 @@ def tiny_workflow(tiny: TinyModels, folder: Path) -> Path:
 
 def headless(server: ComfyServer, workflow: Path, folder: Path, **settings: Any) -> subprocess.CompletedProcess[str]:
     """Run the client isolated from this environment's packages, where a proxy is named that nobody is."""
-    command = [sys.executable, "-I", "-S", str(CLIENT), str(workflow), "--server", server.url, "--output", str(folder)]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        "-X",
+        "utf8=0",
+        str(CLIENT),
+        str(workflow),
+        "--server",
+        server.url,
+        "--output",
+        str(folder),
+    ]
     for name, value in settings.items():
         command += ["--set", f"{name.replace('__', '.')}={value}"]
     environment = {**os.environ, "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+    environment |= {"LC_ALL": "C"}  # as on Windows, text is not UTF-8 unless it is asked for
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 
@@ -84,6 +97,14 @@ def test_the_headless_client_tells_an_error_and_a_refusal_apart(
     assert refused.returncode == 2
     assert "refused: SPConfig (node config): " in refused.stdout
     assert "device cuda:63 does not exist" in refused.stdout
+    graph = json.loads(workflow.read_text())
+    release = {"class_type": "ReleaseParallelPool", "inputs": {}}
+    # what Windows' Notepad saves, for a server of another computer, read where no character beyond ASCII is usual
+    workflow.write_text(json.dumps(graph | {"é": release}, ensure_ascii=False), encoding="utf-8-sig")
+    in_part = headless(comfy_server, workflow, tmp_path, **(small(tiny_models) | {"config__devices": "cuda:63"}))
+    assert in_part.returncode == 2, "Release alone has run"
+    assert in_part.stdout.startswith("refused: SPConfig (node config): "), in_part.stdout
+    assert in_part.stdout.endswith("the prompt ended, and no image or file came of it\n")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +134,7 @@ def test_the_headless_client_says_that_a_server_fell_silent(
     client = headless_client()
     for name in ("WebSocket", "Server"):
         monkeypatch.setattr(client, name, Mock(return_value=Mock(url="http://here")))
+    client.Server.return_value.queue.return_value = ("1", "")
     monkeypatch.setattr(client, "follow", Mock(side_effect=lost))
     graph = str(PACK_ROOT / "api_workflows" / "z_image_turbo.json")
     monkeypatch.setattr(sys, "argv", ["client", graph, "--server", "http://here", "--timeout", "2"])

@@ -335,6 +335,7 @@ def test_pages_of_this_server_may_ask_by_an_address_or_as_localhost(
         "ssh -L 8188:127.0.0.1:PORT MACHINE, or run python -m parallel_runtime doctor there"
     )
     name = "{} is not this machine; open ComfyUI as localhost, or start it with --listen"
+    proxied = {"Host": "localhost", "Origin": "https://x-8188.proxy.example"}
     for headers, beyond, said in (
         ({"Host": "127.0.0.1:8188"}, False, ""),
         ({"Host": "LOCALHOST"}, False, ""),
@@ -348,6 +349,10 @@ def test_pages_of_this_server_may_ask_by_an_address_or_as_localhost(
         ({}, False, name.format("no name")),
         ({"Host": "localhost", "Sec-Fetch-Site": "Cross-Site"}, True, "this request comes from a page of another site"),
         ({"Host": "localhost", "Sec-Fetch-Site": "same-origin"}, False, ""),
+        ({**proxied, "Sec-Fetch-Site": "same-origin"}, True, ""),
+        ({**proxied, "Sec-Fetch-Site": "same-origin"}, False, page.format(proxied["Origin"])),
+        ({**proxied, "Sec-Fetch-Site": "same-site"}, True, page.format(proxied["Origin"])),
+        (proxied, True, page.format(proxied["Origin"])),
     ):
         assert routes.foreign(headers, listens_beyond_loopback=beyond) == said, headers
     listens = ("127.0.0.1", "127.0.0.1, ::1", "127.0.0.1,0.0.0.0", "a name")

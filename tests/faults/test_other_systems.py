@@ -8,11 +8,19 @@ from parallel_runtime.devices import STOCK_NODES, SYSTEMS
 # In a ComfyUI that is loaded, as on a real machine of that kind: what other systems have not is taken away before
 # anything of ours is imported, which what it was forked from has.
 PROGRAM = """
-import argparse, asyncio, importlib.util, os, sys
+import argparse, asyncio, importlib.util, mmap, os, select, signal, sys
+OF_WINDOWS = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM"}
 for name in [each for each in sys.modules if each.partition(".")[0] == "parallel_runtime"]:
     del sys.modules[name]
 for name in ("memfd_create", "pidfd_open", "eventfd", "waitid", "sched_getaffinity", "posix_fadvise"):
     delattr(os, name)
+for name in ("killpg", "pipe2", "getuid", "setsid", "register_at_fork"):
+    delattr(os, name)
+for name in {each for each in dir(signal) if each.startswith("SIG") and each[3] != "_"} - OF_WINDOWS:
+    delattr(signal, name)
+for name in [each for each in dir(mmap) if each.startswith(("MAP_", "MADV_"))]:
+    delattr(mmap, name)
+del select.poll, select.epoll
 sys.modules["fcntl"] = sys.modules["resource"] = sys.modules["pwd"] = None
 _, _, sys.platform, root, pool = sys.argv
 sys.path[:0] = [root, pool]
@@ -38,7 +46,7 @@ pack = sys.modules["pack"] = importlib.util.module_from_spec(where)
 where.loader.exec_module(pack)
 extension = asyncio.run(pack.comfy_entrypoint())
 names = {node.define_schema().node_id: node for node in asyncio.run(extension.get_node_list())}
-print(len(names) >= 6)
+print(len(names) >= 6 and not hasattr(pack, "NODE_CLASS_MAPPINGS"))  # which stand-ins would have
 try:
     names["SPConfig"].execute("auto", "cpu:2", 1, 1)
 except ValueError as error:

@@ -402,6 +402,11 @@ def test_reasons_say_what_limits_a_plan_what_it_gains_and_what_stays_unused() ->
         "does not fit with replicated weights: 3.0 GiB a rank, 1.0 GiB on each device, of which 95% can be used; "
         "sharded weights take 0.5 GiB a rank",
     )
+    alone = row("ulysses=1,weights=offloaded", 0.5, gib=0.5)
+    assert _reasons(alone, (alone, large), [2 * GIB, GIB], known)[1:] == (
+        "does not fit with replicated weights: 3.0 GiB a rank, 2.0 GiB on each device, of which 95% can be used; "
+        "offloaded weights take 0.5 GiB a rank",
+    ), "the second device, which is smaller, is not used"
     choice = Choice(chosen=quick, reasons=(), table=(quick, one))
     assert (choice.speedup, choice.plan, choice.seconds_per_step) == (4.0, quick.plan, 0.5)
     assert replace(choice, chosen=one).speedup is None and replace(choice, table=(quick, large)).speedup is None

@@ -7,6 +7,7 @@ doctor is replaced.
 import json
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ import torch.distributed as dist
 
 from parallel_runtime.cli import doctor, gpu_facts
 from parallel_runtime.cli.gpu_checks import gpu_checks
-from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room
+from parallel_runtime.cli.machine_checks import check_leftovers, check_segment_room, has_memory_elsewhere
 from parallel_runtime.cli.parser import make_parser
 from parallel_runtime.cli.terminal import SILENT
 from parallel_runtime.devices import Device, parse_devices
@@ -438,6 +439,14 @@ def test_the_room_that_nccl_needs_in_dev_shm(free, ranks, over_host, ok, needed)
     assert (check.ok, check.needed) == (ok, needed)
     assert ok or "--shm-size=1g" in check.remedy
     assert not check_segment_room(None, ranks=ranks, over_host=over_host).ok
+    elsewhere = check_segment_room((free, free), ranks=ranks, over_host=over_host, elsewhere=True)
+    assert elsewhere == replace(check, needed=False), "a start shows whether the container lets NCCL do without"
+    assert not check_segment_room(None, ranks=ranks, over_host=over_host, elsewhere=True).needed
+
+
+def test_from_which_nccl_and_driver_on_host_memory_is_not_in_dev_shm():
+    known = [("2.24.3", 12060), ("2.27.3", 12080), ("3.0", 13000), ("2.23.4", 13000), ("2.24.3", 12050), ("", 0)]
+    assert [has_memory_elsewhere(*each) for each in known] == [True, True, True, False, False, False]
 
 
 TWO_RANKS = 2 * (2 * 7_340_384 + 2 * 2 * 2 * 9_637_888)  # communicators: proxies, and rings of two channels

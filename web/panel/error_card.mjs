@@ -158,7 +158,10 @@ export class ErrorCard {
     if (type === 'custom_validation_failed') return String(details).replace(/^\w+ - /, '')
     if (type === 'value_smaller_than_min') return t('card.small', { name, value, limit: limits?.min })
     if (type === 'value_bigger_than_max') return t('card.big', { name, value, limit: limits?.max })
-    if (type === 'value_not_in_list') return t(name === 'unet_name' ? 'card.noFile' : 'card.notInList', { name, value })
+    if (type === 'value_not_in_list') {
+      const ofFile = /\.gguf$/i.test(value) ? 'card.gguf' : 'card.noFile'
+      return t(name === 'unet_name' ? ofFile : 'card.notInList', { name, value })
+    }
     if (type === 'required_input_missing') return t('card.missing', { name })
     return [message, details].filter(Boolean).join(': ')
   }

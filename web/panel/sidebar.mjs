@@ -72,7 +72,7 @@ function update(view, store, t) {
   setText(
     view.nothing,
     problem
-      ? t('panel.unreachable', { problem: t.said(problem) })
+      ? t(store.notLoaded ? 'panel.notLoaded' : 'panel.unreachable', { problem: t.said(problem) })
       : state === null
         ? t('panel.asking')
         : live.length

@@ -11,6 +11,7 @@ export class Store {
     this.said = (text) => text // the server's sentences in the user's language
     this.state = null // null until the server has answered once
     this.problem = '' // why there is no answer; '' when there is one
+    this.notLoaded = false // whether the server has this page of the pack and none of its nodes
   }
 
   /** Call `listener` now and at every change; returns what ends that. */
@@ -26,6 +27,7 @@ export class Store {
       this.take(await this._json('/parallel_dit/state'))
     } catch (error) {
       this.problem = String(error.message ?? error)
+      this.notLoaded = error.status === 404
       this.tell()
     }
   }
@@ -105,7 +107,10 @@ export class Store {
   async _json(path, options) {
     const response = await this._request(path, options)
     const body = await response.json().catch(() => ({}))
-    if (!response.ok) throw new Error(this.said(body.error) ?? `${response.status} ${response.statusText}`)
+    if (!response.ok) {
+      const error = new Error(this.said(body.error) ?? `${response.status} ${response.statusText}`)
+      throw Object.assign(error, { status: response.status })
+    }
     return body
   }
 

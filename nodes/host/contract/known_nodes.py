@@ -9,11 +9,11 @@ from collections.abc import Iterable
 
 INSTEAD = "use Load Diffusion Model for this graph"
 _ROWS = (
-    ("sage", "set attention to SageAttention in SP Config"),
-    ("flash_?attention", "set attention to FlashAttention 3 in SP Config"),
+    ("sage", "start ComfyUI with --use-sage-attention, or set attention to SageAttention in SP Config"),
+    ("flash_?attention", "start ComfyUI with --use-flash-attention, or set attention to FlashAttention 3 in SP Config"),
     ("compile|velocator", "set compiled=blocks in SP Config"),
     ("teacache|magcache|fbcache|spectrum", "use EasyCache, or set step_cache in SP Config"),
-    ("(?-i:NAG)", "use a negative prompt with cfg above 1"),
+    ("(?-i:NAG)", "use a negative prompt with cfg above 1 (not with a model or LoRA that is made for cfg 1)"),
     ("chunk|low_?(v?ram|mem)|mem(ory)?_?eff|blockswap", "set weights to sharded or offloaded in SP Config"),
     ("ip_?adapter|pulid|animatediff", "use Load Diffusion Model and KSampler for this graph, on one device"),
 )
@@ -23,16 +23,16 @@ _TABLE = tuple((re.compile(pattern, re.IGNORECASE), instead) for pattern, instea
 _SMALL = (
     ("z.?image.?turbo", "z_image_turbo_int8_convrot.safetensors"),
     ("z.?image", "z_image_int8_convrot.safetensors"),
-    ("krea.?2", "krea2_turbo_int8_convrot.safetensors"),
+    ("krea.?2.*turbo", "krea2_turbo_int8_convrot.safetensors"),
     ("(minimax|h3).*ref", "minimax_h3_ref2va_pruned_int8_convrot.safetensors"),
     ("minimax|h3", "minimax_h3_fl2va_pruned_int8_convrot.safetensors"),
-    ("qwen.*edit", "qwen_image_edit_2511_int8_convrot.safetensors"),
+    ("qwen.*edit.*2511", "qwen_image_edit_2511_int8_convrot.safetensors"),
     ("ideogram", "ideogram4_int8_convrot.safetensors"),
     ("mage.?flow.*edit", "mage_flow_edit_int8_convrot.safetensors"),
     ("mage.?flow", "mage_flow_int8_convrot.safetensors"),
     ("scail", "wan2.1_14B_SCAIL_2_int8_convrot.safetensors"),
-    ("joy.?(ai|image)", "joyai_image_edit_int8_convrot.safetensors"),
-    ("boogu", "boogu_image_edit_int8_convrot.safetensors"),
+    ("joy.?(ai|image).*edit", "joyai_image_edit_int8_convrot.safetensors"),
+    ("boogu.*edit", "boogu_image_edit_int8_convrot.safetensors"),
     ("seedvr2.*7b", "seedvr2_7b_int8_convrot.safetensors"),
     ("seedvr2", "seedvr2_3b_int8_convrot.safetensors"),
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from .... import parallel_runtime
 from ....parallel_runtime.daemon_futures import in_daemons
-from ....parallel_runtime.devices import missing_system
+from ....parallel_runtime.devices import STOCK_NODES, missing_system
 from ....parallel_runtime.errors import PoolError
 from ....parallel_runtime.pool.status import first_line
 from ..contract.comfyui import PromptServer, comfy_nodes
@@ -142,8 +142,12 @@ async def _examined(devices: tuple[str, ...]) -> tuple[dict, bool]:
     """The doctor in a process of its own, as from the command line: it may start ranks and may fail to, and it ends
     with this process. Also returns whether it refused what it was asked."""
     command = (*DOCTOR, "--comfyui", this_comfyui().path, *devices)
+    missing = missing_system()
+    if missing is not None and sys.platform != "linux":
+        # a Python that is embedded in ComfyUI for Windows finds no module in the folder that it is started in
+        return _failed(f"{missing}; {STOCK_NODES}"), False
     try:
-        if missing_system() is not None:  # it says so, and starts nothing
+        if missing is not None:  # it says so, and starts nothing
             return await _said_by(await _started("-m", *command))
         lifeline, ours = os.pipe2(os.O_CLOEXEC)
         try:

@@ -129,12 +129,15 @@ def foreign(headers: Mapping[str, str], *, listens_beyond_loopback: bool) -> str
     """Why a request is not of a page of this server; "" when it may be.
 
     A name that its owner lets resolve to 127.0.0.1 makes his page look like ours; an address cannot. So a server that
-    only this machine can reach is asked by an address or as localhost.
+    only this machine can reach is asked by an address or as localhost. Of one that others reach, too, a proxy may
+    change the address (RunPod's does), and a browser's own word, which no page can write, says whose page asks.
     """
     host, origin = headers.get("Host", "").lower(), headers.get("Origin")
-    if headers.get("Sec-Fetch-Site", "").lower() == "cross-site":
+    site = headers.get("Sec-Fetch-Site", "").lower()
+    if site == "cross-site":
         return "this request comes from a page of another site"
-    if origin is not None and _asked_of(origin) != host:
+    vouched = listens_beyond_loopback and site == "same-origin"
+    if origin is not None and not vouched and _asked_of(origin) != host:
         return (
             f"the page of {origin} is not of {host}, as where a proxy changes the address; open ComfyUI through "
             "ssh -L 8188:127.0.0.1:PORT MACHINE, or run python -m parallel_runtime doctor there"

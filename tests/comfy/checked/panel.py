@@ -325,6 +325,12 @@ for out, shown in said.items():
     again = [("--comfyui", "there")] if b"error" in out else []  # a device that is not there any more, such as one
     assert [each[each.index("--comfyui") :] for each in given] == [("--comfyui", "there", "--devices", "cpu:2"), *again]
     given.clear()
+sys.platform = "win32"
+message = (
+    "workers need Linux, this is Windows; use ComfyUI's own nodes here; on Windows, docs/recipes.md says what to try"
+)
+assert asyncio.run(actions._examine()) == {"state": "failed", "message": message} and given == []
+sys.platform = "linux"
 actions.POOLS = all_pools
 
 

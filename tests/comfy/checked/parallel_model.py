@@ -692,6 +692,13 @@ for second, said in ((None, "use Parallel Model Loader with tiny.safetensors"), 
     refused(lambda: convert.parallelized(changed, asked()), said)
 changed.cached_patcher_init = print, ("z_image_turbo.gguf",)
 refused(lambda: convert.parallelized(changed, asked()), f"use Parallel Model Loader with {convert.ANY_SMALL}")
+for named, instead in (
+    ("Qwen-Image-Edit-2511-Q4_K_M.gguf", "qwen_image_edit_2511_int8_convrot.safetensors"),
+    ("Qwen-Image-Edit-2509-Q4_K_M.gguf", convert.ANY_SMALL),
+    ("krea2-turbo-Q8_0.gguf", "krea2_turbo_int8_convrot.safetensors"),
+    ("krea2-raw-Q8_0.gguf", convert.ANY_SMALL),
+):
+    assert convert.small_file(named) == instead, named
 changed = comfy.load_diffusion_model(file)
 changed.add_object_patch("manual_cast_dtype", torch.bfloat16)
 ours = convert.parallelized(changed, asked())

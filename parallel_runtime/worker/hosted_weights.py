@@ -357,7 +357,7 @@ class DeltaReceiver:
         self._merged |= merged.keys()
         self._changes.merge(merged, device=self._weights.device, cancelled=cancelled, beat=beat)
         if change.last:
-            self._changes.undo_except(self._merged)
+            self._changes.undo_except(self._merged, cancelled=cancelled, beat=beat)
             self._weights.branches.have(self._weights.module, self._loras)
             self._weights.hook_modules.keep(self._hook_weights)
             self._loras = {}

@@ -4,6 +4,7 @@ Owns: the numbers of one weight. Which ComfyUI merges so is nodes/host/model/wei
 """
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from host.outcomes import StockFailsError
-from parallel_runtime.models.hosted.deltas import PREFIX, MergedDeltas
+from parallel_runtime.errors import RequestCancelledError
+from parallel_runtime.models.hosted.deltas import PREFIX, FileViews, MergedDeltas
 from parallel_runtime.models.parts import as_parameter, plain_parts
 from parallel_runtime.weight_delta import WeightDelta
 
@@ -59,7 +61,7 @@ def ours(kind: str, size: int, delta: WeightDelta) -> Tensor:
     changes = MergedDeltas(module, {}, None, torch.bfloat16)
     changes.merge({delta.key: [delta]}, device=CPU, cancelled=lambda: False, beat=lambda: None)
     changed = module["layer"].weight.data
-    changes.undo_except(set())
+    changes.undo_except(set(), cancelled=lambda: False, beat=lambda: None)
     assert all(map(torch.equal, numbers_of(module["layer"].weight), numbers_of(layer_of(kind, size).weight)))
     return changed
 
@@ -137,3 +139,46 @@ def test_small_layers_and_other_shapes_are_merged_as_they_are_loaded(group: Gloo
     for size, delta in ((SMALL, lora(SMALL)), (WIDE, replace(lora(WIDE), kind="padded_diff", values=(larger,)))):
         here, there = (numbers_of(ours("fp8", size, replace(delta, where_used=each))) for each in (True, False))
         assert all(map(torch.equal, here, there)), delta.kind
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in the module", "views of the file"])
+@in_ranks(1)
+def test_taking_changes_back_beats_and_goes_on_after_a_cancel(group: GlooGroup, elsewhere: bool) -> None:
+    """From a slow disk it takes minutes, and a rank without a heartbeat is ended."""
+    module = nn.ModuleDict({name: nn.Linear(4, 4) for name in "abc"})
+    before = {name: weight.clone() for name, weight in module.state_dict().items()}
+    changes = MergedDeltas(module, {}, FileViews(module, CPU, {}) if elsewhere else None)
+    keys = [f"{name}.weight" for name in "abc"]
+    deltas = {key: [WeightDelta(key=key, kind="diff", strength=1.0, values=(torch.ones(4, 4),))] for key in keys}
+    changes.merge(deltas, device=CPU, cancelled=lambda: False, beat=lambda: None)
+
+    def changed() -> int:
+        return sum(not torch.equal(module.state_dict()[key], before[key]) for key in keys)
+
+    beats = list[int]()
+    with pytest.raises(RequestCancelledError):
+        changes.undo_except(set(), cancelled=lambda: changed() == 2, beat=lambda: beats.append(changed()))
+    assert beats == [2]
+    changes.undo_except({keys[0]}, cancelled=lambda: False, beat=lambda: beats.append(changed()))
+    changes.undo_except(set(), cancelled=lambda: False, beat=lambda: beats.append(changed()))
+    assert sorted(beats) == [0, 1, 2] and len(beats) == 3
+
+
+@in_ranks(1)
+def test_changes_that_all_ranks_take_back_together_are_not_given_up_half_way(group: GlooGroup) -> None:
+    taken = list[list[str]]()
+    held: Any = SimpleNamespace(
+        collective=True,
+        pristine=lambda name: nn.Parameter(torch.ones(4, 4)),
+        by_block=lambda names: [[name] for name in names],
+        change=lambda weights: taken.append(sorted(weights)),
+    )
+    changes = MergedDeltas(nn.ModuleDict({name: nn.Linear(4, 4) for name in "ab"}), {}, held)
+    deltas = {
+        key: [WeightDelta(key=key, kind="diff", strength=1.0, values=(torch.ones(4, 4),))]
+        for key in ("a.weight", "b.weight")
+    }
+    changes.merge(deltas, device=CPU, cancelled=lambda: False, beat=lambda: None)
+    taken.clear()
+    changes.undo_except(set(), cancelled=lambda: True, beat=lambda: taken.append(["beat"]))
+    assert taken == [["a.weight"], ["beat"], ["b.weight"], ["beat"]]

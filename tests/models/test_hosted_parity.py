@@ -239,7 +239,7 @@ def beside_and_merged(model: nn.Module, inputs: dict[str, Any], plain: Tensor) -
     each = {name: [patch] for name, patch in deltas.items()}
     changes.merge(each, device=CPU, cancelled=lambda: False, beat=lambda: None)
     merged = call(model, inputs)
-    changes.undo_except(set())
+    changes.undo_except(set(), cancelled=lambda: False, beat=lambda: None)
     made = by_layer(model, deltas)
     branches.have(model, made)
     beside = call(model, inputs)

@@ -80,9 +80,7 @@ class MergedDeltas:
     ) -> None:
         """Change these weights by these deltas. Raises `ValueError` for a weight that the module has not."""
         for names in self._by_block(deltas):
-            # ranks hear of a cancelled request one by one, and none may leave what needs all of them
-            if cancelled() and not (self._spread is not None and self._spread.collective):
-                raise RequestCancelledError("changing weights was cancelled")
+            self._refuse_cancelled(cancelled)
             parts: dict[str, torch.nn.Parameter | None] = {}
             for name in names:
                 pristine = None if self._spread is None else self._spread.pristine(name)
@@ -95,15 +93,28 @@ class MergedDeltas:
                 self._changed_parts |= parts.keys()
                 self._spread.change(parts)
 
-    def undo_except(self, names: set[str]) -> None:
-        """Make every other changed weight what it was before any change."""
+    def undo_except(self, names: set[str], *, cancelled: Callable[[], bool], beat: Callable[[], None]) -> None:
+        """Make every other changed weight what it was before any change.
+
+        Each is read again from a file, which takes long where its disk is slow. Cancelled half-way, the next call
+        undoes the others.
+        """
         for name in self._pristine.keys() - names:
+            self._refuse_cancelled(cancelled)
             self._put(name, self._pristine.pop(name))
-        gone = self._changed_parts - names
-        self._changed_parts -= gone
-        for each in self._by_block(sorted(gone)):
+            beat()
+        for each in self._by_block(sorted(self._changed_parts - names)):
+            self._refuse_cancelled(cancelled)
             if self._spread is not None:
                 self._spread.change(dict.fromkeys(each))
+            self._changed_parts.difference_update(each)
+            beat()
+
+    def _refuse_cancelled(self, cancelled: Callable[[], bool]) -> None:
+        """Raise `RequestCancelledError` once `cancelled()` is true, but where all ranks must make the same changes:
+        they hear of it one by one."""
+        if cancelled() and not (self._spread is not None and self._spread.collective):
+            raise RequestCancelledError("changing weights was cancelled")
 
     def _by_block(self, names: Iterable[str]) -> list[list[str]]:
         return [[name] for name in names] if self._spread is None else self._spread.by_block(names)

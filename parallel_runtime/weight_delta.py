@@ -4,6 +4,8 @@ Owns the record and its form on the wire. What a change does to a weight is `mod
 """
 
 import hashlib
+import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +20,12 @@ HOOK_WEIGHT = "hook_weight"
 HOSTED_KINDS = ("lora_core", "padded_diff", HOOK_WEIGHT)
 KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_KINDS)
 
-# What one message may carry; a weight with more than that is refused. And from how many bytes on the next one begins.
-MAX_TENSORS = 512
-MAX_RECORDS = 128
+# What one message may carry (wire/protocol.py), 1 KiB left for its other fields; a weight whose deltas need more is
+# refused. And from how many bytes of tensors on the next message begins.
+MAX_TENSORS = 1024
+MAX_TEXT_BYTES = 95 << 10
 ENOUGH_BYTES = 1 << 28
+LONGEST_NAME = f"delta.{MAX_TENSORS - 1}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,18 +142,32 @@ def by_weight(deltas: Iterable[WeightDelta]) -> dict[str, list[WeightDelta]]:
 
 
 def pack(deltas: Iterable[WeightDelta]) -> Iterator[DeltaBatch]:
-    """Group deltas by weight and fill messages with them. The order of a weight's deltas is kept."""
-    batch = DeltaBatch([], {})
+    """Group deltas by weight and fill messages with them. The order of a weight's deltas is kept.
+
+    Raises `ValueError` for a weight whose deltas do not fit one message.
+    """
+    batch, text_bytes = DeltaBatch([], {}), 0
     for key, group in by_weight(deltas).items():
         num_tensors = sum(isinstance(value, torch.Tensor) for delta in group for value in delta.values)
-        if num_tensors > MAX_TENSORS or len(group) > MAX_RECORDS:
-            raise ValueError(f"{key} has {len(group)} patches, more than {MAX_RECORDS}; stack fewer LoRAs")
-        full = len(batch.tensors) + num_tensors > MAX_TENSORS or len(batch.records) + len(group) > MAX_RECORDS
+        more_bytes = sum(len(_TO_JSON.encode(_record(delta, itertools.repeat(LONGEST_NAME)))) + 1 for delta in group)
+        for number, limit, what in (
+            (num_tensors, MAX_TENSORS, "tensors"),
+            (more_bytes, MAX_TEXT_BYTES, "bytes of text"),
+        ):
+            if number > limit:
+                raise ValueError(
+                    f"{key} has {len(group)} patches of {number} {what}, more than {limit}; stack fewer LoRAs"
+                )
+        full = len(batch.tensors) + num_tensors > MAX_TENSORS or text_bytes + more_bytes > MAX_TEXT_BYTES
         if full or sum(tensor.nbytes for tensor in batch.tensors.values()) >= ENOUGH_BYTES:
             yield batch
-            batch = DeltaBatch([], {})
+            batch, text_bytes = DeltaBatch([], {}), 0
+        text_bytes += more_bytes
         for delta in group:
-            _append(batch, delta)
+            tensors = [value for value in delta.values if isinstance(value, torch.Tensor)]
+            names = [f"delta.{len(batch.tensors) + index}" for index in range(len(tensors))]
+            batch.records.append(_record(delta, iter(names)))
+            batch.tensors.update(zip(names, tensors, strict=True))
     if batch.records:
         yield batch
 
@@ -173,24 +191,18 @@ def _hashed(value: Value) -> Value:
     return told.hexdigest()
 
 
-def _append(batch: DeltaBatch, delta: WeightDelta) -> None:
-    values: list[str | float | None] = []
-    for value in delta.values:
-        if isinstance(value, torch.Tensor):
-            name = f"delta.{len(batch.tensors)}"
-            batch.tensors[name] = value
-            values.append(name)
-        else:
-            values.append(value)
-    batch.records.append(
-        {
-            "key": delta.key,
-            "kind": delta.kind,
-            "strength": delta.strength,
-            "values": values,
-            "strength_model": delta.strength_model,
-            "offset": delta.offset,
-            "swap": delta.swap,
-            "where_used": delta.where_used,
-        }
-    )
+def _record(delta: WeightDelta, names: Iterator[str]) -> dict[str, Any]:
+    """A delta as a message has it, its tensors by these names."""
+    return {
+        "key": delta.key,
+        "kind": delta.kind,
+        "strength": delta.strength,
+        "values": [next(names) if isinstance(value, torch.Tensor) else value for value in delta.values],
+        "strength_model": delta.strength_model,
+        "offset": delta.offset,
+        "swap": delta.swap,
+        "where_used": delta.where_used,
+    }
+
+
+_TO_JSON = json.JSONEncoder(separators=(",", ":"))  # as wire/protocol.py writes it

@@ -10,7 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from parallel_runtime.pool.arena import lay_out
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
+from parallel_runtime.wire import protocol as wire_protocol
+from parallel_runtime.wire.protocol import Message, Op, encode
+from parallel_runtime.wire.records import to_body
+from parallel_runtime.wire.requests import ChangeWeights
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -59,6 +64,46 @@ def test_patches_travel_in_batches_and_arrive_as_they_were() -> None:
     for index in (0, 400):
         assert torch.equal(arrived["w0"][index // 400].values[0], patches[index].values[0])
         assert arrived["w0"][index // 400].values[2:] == patches[index].values[2:]
+
+
+def in_diffusers_form(index: int) -> list[WeightDelta]:
+    """What a LoRA of Flux.1 in diffusers' form changes of one weight: four parts of it, by an odd strength."""
+    parts = [(0, 0, 3072), (0, 3072, 3072), (0, 6144, 3072), (0, 9216, 12288)]
+    key, strength = "single_blocks.37.linear1.weight", 0.1 + 0.2 + index
+    return [lora(key, 3, 2, seed=index, offset=part, strength=strength, where_used=True) for part in parts]
+
+
+def test_a_hundred_loras_on_one_weight_travel_in_one_message() -> None:
+    (batch,) = pack(delta for index in range(100) for delta in in_diffusers_form(index))
+    assert len(batch.records) == 400 and len(batch.tensors) == 800
+
+
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_what_is_packed_fits_a_message_whatever_it_is(of_tensors: bool) -> None:
+    """Filled to the brim, by text or by tensors."""
+    more = {} if of_tensors else {"values": (None, None, math.pi * 1e-300, None)}
+    keys = [f"{'block.' * (1 if of_tensors else 30)}{index}" for index in range(2000)]
+    batches = list(pack(lora(key, 1, 1, **more) for key in keys))
+    assert len(batches) > 1 and sum(len(batch.records) for batch in batches) == len(keys)
+    for batch in batches:
+        change = ChangeWeights(model=1 << 40, records=tuple(batch.records), side_branch=False, first=False, last=False)
+        specs, _ = lay_out(batch.tensors, segment=1, start=0)
+        encode(Message(Op.CHANGE, 0, 1, 1, to_body(change), specs))
+    fullest = max(batches, key=lambda batch: len(batch.records))
+    assert not of_tensors or len(fullest.tensors) == wire_protocol.MAX_TENSORS
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "w has 513 patches of 1026 tensors, more than 1024; stack fewer LoRAs"),
+        ({"values": (1.0,)}, r"w has 1026 patches of \d+ bytes of text, more than 97280; stack fewer LoRAs"),
+    ],
+)
+def test_more_patches_of_a_weight_than_a_message_carries_are_refused(given: dict[str, Any], said: str) -> None:
+    delta = lora("w", 3, 2, **given)
+    with pytest.raises(ValueError, match=said):
+        list(pack([delta] * (1026 if given else 513)))
 
 
 def test_equal_tensors_are_the_same_change_and_others_never() -> None:

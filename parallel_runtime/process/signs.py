@@ -12,10 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..wire.channel import SegmentTable
+from .control_groups import memory_groups
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel
-OF_CONTAINER, VMSTAT = Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")
+VMSTAT = Path("/proc/vmstat")
 OUT_OF_MEMORY = "killed by SIGKILL as host memory ran out"
 LEAST_S = 3.0  # no process that runs misses its pulse for so long, however busy its machine is
 
@@ -39,9 +40,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def memory_kills() -> int:
-    """How many processes the system has killed so far because its memory, or a container's, ran out: of this container
-    where it counts them (cgroups(7)), else of the machine (proc(5)); 0 where neither is said."""
-    for counts in (OF_CONTAINER, VMSTAT):
+    """How many processes the system has killed so far because its memory, or a limit of it, ran out.
+
+    Of this process's control group, or of the next one around it that counts them, else of the machine (proc(5)); 0
+    where none is said.
+    """
+    for counts in (*(group / "memory.events" for group in memory_groups(2)), VMSTAT):
         with suppress(OSError):
             if (found := re.search(r"^oom_kill (\d+)$", counts.read_text(encoding="ascii"), re.MULTILINE)) is not None:
                 return int(found[1])

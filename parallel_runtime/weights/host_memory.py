@@ -11,32 +11,29 @@ import mmap
 import re
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import torch
 
+from ..process.control_groups import memory_groups
 from ..timing import wait_for_all
 
-CONTAINER = Path("/sys/fs/cgroup")  # of a container, its own (cgroups(7))
-# A container's limit, what it uses, and which of that are pages of files, in version 2 of cgroups and in version 1.
-VERSIONS = (
-    ("memory.max", "memory.current", "memory.stat", ""),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
-)
+# A control group's limit, what it uses, and how it names pages of files in memory.stat, by version of cgroups(7).
+VERSIONS = {2: ("memory.max", "memory.current", ""), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")}
 log = logging.getLogger(__name__)
 
 
 def host_memory() -> tuple[int, int]:
-    """(available, all) bytes of this machine's memory, or of the container's limit where that is less and told."""
+    """(available, all) bytes of this machine's memory, or of a control group's limit where that is less and told."""
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
-    for limits, uses, stat, of_all in VERSIONS:
-        with suppress(OSError, ValueError):  # no container, another version, or no limit
-            limit, used = (int((CONTAINER / name).read_text()) for name in (limits, uses))
-            said = (CONTAINER / stat).read_text()
-            pages = sum(map(int, re.findall(rf"^{of_all}(?:in)?active_file (\d+)$", said, re.MULTILINE)))  # go at need
-            available, total = min(available, limit - used + pages), min(total, limit)
+    for version, (limits, uses, of_all) in VERSIONS.items():
+        for group in memory_groups(version):
+            with suppress(OSError, ValueError):  # no such group, or no limit
+                limit, used = (int((group / name).read_text()) for name in (limits, uses))
+                said = (group / "memory.stat").read_text()
+                files = re.findall(rf"^{of_all}(?:in)?active_file (\d+)$", said, re.MULTILINE)  # pages that go at need
+                available, total = min(available, limit - used + sum(map(int, files))), min(total, limit)
     return available, total
 
 

@@ -34,7 +34,7 @@ from parallel_runtime.pool.known_errors import TRY_COPIES
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.pool.ranks import Watcher, find_silence
 from parallel_runtime.pool.worker_group import WorkerGroup
-from parallel_runtime.process import rank_process, signs
+from parallel_runtime.process import control_groups, rank_process, signs
 from parallel_runtime.process.rank_process import spawn
 from parallel_runtime.process.signs import Output
 from parallel_runtime.wire.channel import Segment, SegmentTable
@@ -419,14 +419,20 @@ def test_processes_that_the_system_killed_for_memory_are_counted_where_it_says(m
     if said is not None:
         vmstat.write_text(said)
     monkeypatch.setattr(signs, "VMSTAT", vmstat)
-    monkeypatch.setattr(signs, "OF_CONTAINER", container := tmp_path / "events")
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", own := tmp_path / "own")
     assert signs.memory_kills() == told
-    container.write_text("low 4\noom 9\noom_kill 5\noom_group_kill 1\n")
+    (tmp_path / "memory.events").write_text("low 4\noom 9\noom_kill 5\noom_group_kill 1\n")
     assert signs.memory_kills() == 5, "another container's are not told"
+    own.write_text("0::/system.slice/comfyui.service\n")
+    assert signs.memory_kills() == 5, "a group that is not seen here says nothing"
+    (unit := tmp_path / "system.slice" / "comfyui.service").mkdir(parents=True)
+    (unit / "memory.events").write_text("oom 2\noom_kill 1\n")
+    assert signs.memory_kills() == 1, "another unit's are not told"
 
 
 def test_a_rank_that_ends_as_host_memory_ran_out_is_told_so_with_a_remedy(monkeypatch, tmp_path):
-    monkeypatch.setattr(signs, "OF_CONTAINER", tmp_path / "events")
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(signs, "VMSTAT", tmp_path / "vmstat")
     signs.VMSTAT.write_text("oom_kill 3\n")
     ended = [

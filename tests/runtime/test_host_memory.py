@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from parallel_runtime.process import control_groups
 from parallel_runtime.weights import host_memory
 
 
@@ -27,7 +28,7 @@ def test_a_containers_limit_counts_where_it_is_less(
 ) -> None:
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(host_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=600, total=1000))
     assert host_memory.host_memory() == memory
 
@@ -41,7 +42,47 @@ def test_a_limit_in_the_first_version_of_cgroups_counts_too(
     files = {"limit_in_bytes": limit, "usage_in_bytes": "300", "stat": "inactive_file 5\ntotal_inactive_file 50\n"}
     for name, text in files.items():
         (tmp_path / "memory" / f"memory.{name}").write_text(text)
-    monkeypatch.setattr(host_memory, "CONTAINER", tmp_path)
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=600, total=1000))
+    assert host_memory.host_memory() == memory
+
+
+# A systemd unit, a Slurm job, and a container that is told the machine's path of its group.
+UNIT, JOB = "system.slice/comfyui.service", "slurm/uid_1000/job_7/step_0"
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "memory"),
+    [
+        (f"0::/{UNIT}\n", {UNIT: (400, 300)}, (100, 400)),
+        (f"0::/{UNIT}\n", {UNIT: ("max", 300), "system.slice": (500, 450)}, (50, 500)),
+        (f"0::/{UNIT}\n", {UNIT: (400, 50), "system.slice": (500, 450), "": (800, 500)}, (50, 400)),
+        (f"0::/{UNIT}\n", {"system.slice/other.service": (400, 300)}, (600, 1000)),
+        ("0::/docker/1234\n", {"": (400, 300)}, (100, 400)),
+        ("0::/../../elsewhere\n", {"": (400, 300), "../../elsewhere": (300, 299)}, (100, 400)),
+        ("0::/\n", {"": (400, 300)}, (100, 400)),
+        ("", {"": (400, 300), UNIT: (300, 299)}, (100, 400)),
+        (f"4:memory:/{JOB}\n0::/\n", {f"memory/{JOB}": (400, 300)}, (100, 400)),
+        (f"9:cpu,cpuacct:/{UNIT}\n4:hugetlb,memory:/{JOB}\n", {"memory/slurm/uid_1000": (400, 300)}, (100, 400)),
+        (f"9:memory_of_others:/{JOB}\n", {f"memory/{JOB}": (400, 300)}, (600, 1000)),
+    ],
+)
+def test_the_least_limit_of_a_processs_group_and_those_around_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    own: str,
+    limits: dict[str, tuple[int, int]],
+    memory: tuple[int, int],
+) -> None:
+    groups = tmp_path / "sys" / "fs" / "cgroup"
+    for path, (limit, used) in limits.items():
+        limit_file, used_file, _ = host_memory.VERSIONS[1 if path.startswith("memory") else 2]
+        (groups / path).mkdir(parents=True, exist_ok=True)
+        for name, text in ((limit_file, limit), (used_file, used), ("memory.stat", "anon 7\n")):
+            (groups / path / name).write_text(f"{text}\n")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", groups)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
     monkeypatch.setattr(host_memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=600, total=1000))
     assert host_memory.host_memory() == memory
 

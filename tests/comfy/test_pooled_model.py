@@ -273,6 +273,21 @@ def test_weights_keep_their_root_without_a_model_until_a_load_after_they_left(mo
         assert left() is None and workers.held == [] and workers.asked == ["unload"]
 
 
+def test_a_release_keeps_no_root_and_so_no_mapped_file(module_of_pack, made, plan_of) -> None:
+    registry, plan = module_of_pack("nodes.host.model.pools").PoolRegistry(), plan_of("ulysses=2")
+    two = made("cpu", "ulysses=2").devices[:2]
+    weights = two, "a", (2, False, 1, 1)
+    registry._pools[two] = Holding(("a", plan))
+    left = weakref.ref(root := registry.root(weights, Root))
+    registry.note_use(weights, "a prompt")
+    registry.load(weights, plan, str)
+    root.clones.clear()
+    del root
+    assert left() is not None
+    registry.close_all()
+    assert left() is None and registry._used_by == {}
+
+
 def test_weights_that_crowd_a_device_leave_where_another_set_of_workers_loads(
     module_of_pack, made, plan_of, caplog
 ) -> None:

@@ -51,7 +51,7 @@ class PoolRegistry:
         self._pools: dict[Devices, Pool] = {}
         self._roots: weakref.WeakValueDictionary[Weights, RemotePatcher] = weakref.WeakValueDictionary()
         self._loaded: dict[Weights, ParallelPlan] = {}
-        self._kept: dict[Weights, RemotePatcher | None] = {}  # those of `_loaded`, and until the next load of what left
+        self._kept: dict[Weights, RemotePatcher | None] = {}  # those of `_loaded`, and of what left since the last load
         self._cut_by: dict[Weights, tuple[int, ...] | None] = {}  # the shares that SP Config had then
         self._used_by: dict[Weights, str] = {}  # ComfyUI's id of the prompt that used them last
         self._changed: set[ModelSpec] = set()  # files as they were read, and are not now
@@ -144,10 +144,7 @@ class PoolRegistry:
         with self._lock:
             pool, self._last_loaded = self._pool(devices), weights
             self._loaded[weights], self._kept[weights] = plan, self._roots.get(weights)
-            # Not dropped when their weights leave: ComfyUI's manager still reads the root that it unloads.
-            for gone in self._kept.keys() - self._loaded:
-                del self._kept[gone]
-                self._used_by.pop(gone, None)
+            self._forget_left()
         load(pool)
 
     def file_changes(self) -> int:
@@ -228,12 +225,21 @@ class PoolRegistry:
             self._loaded.clear()
             pools = list(self._pools)
         self._close(pools)
+        with self._lock:
+            self._forget_left()
 
     def close_without(self, machines: Collection[str]) -> None:
         """End the workers of pools that have devices of further machines other than these."""
         with self._lock:
             pools = list(self._pools)
         self._close([each for each in pools if {device.machine for device in each}.difference(machines, {""})])
+
+    def _forget_left(self) -> None:
+        """Keep no root of weights that have left, and the file that it has mapped. Not done as they leave: ComfyUI's
+        manager still reads the root that it unloads."""
+        for gone in self._kept.keys() - self._loaded:
+            del self._kept[gone]
+            self._used_by.pop(gone, None)
 
     def _pool(self, devices: Devices) -> Pool:
         if devices not in self._pools:

@@ -7,11 +7,15 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+
+from .daemon_futures import in_daemons
 
 Value = torch.Tensor | float | str | None  # a text is a hash (`applied`)
 # Kinds that only ComfyUI's own functions merge: a LoRA with a core or another shape, a difference of another shape.
@@ -25,6 +29,7 @@ KINDS = ("diff", "set", "lora", "loha", "lokr", "glora", "oft", "boft", *HOSTED_
 MAX_TENSORS = 1024
 MAX_TEXT_BYTES = 95 << 10
 ENOUGH_BYTES = 1 << 28
+HASH_THREADS = 8
 LONGEST_NAME = f"delta.{MAX_TENSORS - 1}"
 
 
@@ -104,11 +109,18 @@ class WeightDeltas:
         """The strengths in the order in which `pack` sends the deltas."""
         return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
 
-    @property
-    def applied(self) -> "WeightDeltas":
+    def applied(self, check: Callable[[], None] = lambda: None) -> "WeightDeltas":
         """What is known of them once weights have them: of each tensor a hash. The file that it is mapped from may be
-        written over, and then it has other numbers than the weights."""
-        known = (replace(each, values=tuple(map(_hashed, each.values))) for each in self.deltas)
+        written over, and then it has other numbers than the weights.
+
+        A LoRA's gigabytes take seconds: `check` is called between tensors, and what it raises ends this.
+        """
+        tensors = [value for delta in self.deltas for value in delta.values if isinstance(value, torch.Tensor)]
+        hashes = iter(_hashes(tensors, check))
+        known = []
+        for delta in self.deltas:
+            values = (next(hashes) if isinstance(value, torch.Tensor) else value for value in delta.values)
+            known.append(replace(delta, values=tuple(values)))
         return replace(self, deltas=tuple(known))
 
     def same_as(self, other: "WeightDeltas") -> bool:
@@ -182,12 +194,25 @@ def unpack(records: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Ten
     return by_weight(deltas)
 
 
-def _hashed(value: Value) -> Value:
-    """A tensor's dtype, shape and bytes in few; whatever else as it is."""
-    if not isinstance(value, torch.Tensor):
-        return value
-    told = hashlib.sha256(f"{value.dtype} {tuple(value.shape)} ".encode())
-    told.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+def _hashes(tensors: Iterable[torch.Tensor], check: Callable[[], None]) -> list[str]:
+    """The hash of each, a few at once: hashlib lets other threads run meanwhile."""
+    works = [partial(_hash, tensor) for tensor in tensors]
+    futures = in_daemons(works, at_once=min(HASH_THREADS, os.cpu_count() or 1))
+    hashes = []
+    try:
+        for future in futures:
+            check()
+            hashes.append(future.result())
+    finally:
+        for future in futures:
+            future.cancel()
+    return hashes
+
+
+def _hash(tensor: torch.Tensor) -> str:
+    """Its dtype, shape and bytes in few."""
+    told = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    told.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return told.hexdigest()
 
 

@@ -184,7 +184,7 @@ class HeldWeights:
         held = model.deltas
         if held is not None and (held.name, held.side_branch) == (deltas.name, deltas.side_branch):
             return
-        known = deltas.applied
+        known = deltas.applied(check)
         if held is not None and known.same_as(held):
             model.deltas = known
             return

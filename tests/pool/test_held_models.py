@@ -230,12 +230,15 @@ def test_weights_are_changed_once_and_strengths_alone_where_nothing_is_merged() 
     held.apply_deltas(model, first, int)
     (change,) = generation.taken()
     assert (type(change), change.side_branch, change.first, change.last) == (ChangeWeights, True, True, True)
-    assert model.deltas == first.applied
+    assert model.deltas == first.applied()
     for changed, asked in ((True, [SetStrengths]), (False, [SetStrengths, ChangeWeights])):
         generation.answers[SetStrengths] = lambda rank, changed=changed: StrengthsReply(memory=MEMORY, changed=changed)
         held.apply_deltas(model, other, int)
-        assert ([type(each) for each in generation.taken()], model.deltas) == (asked, other.applied)
+        assert ([type(each) for each in generation.taken()], model.deltas) == (asked, other.applied())
         first, other = other, first
+    with pytest.raises(ZeroDivisionError):  # cancelled as the tensors are looked at: nothing was asked yet
+        held.apply_deltas(model, deltas("third", 1.0, values + 1), lambda: 1 / 0)
+    assert (generation.taken(), model.deltas) == ([], first.applied())
     merged = replace(first, name="merged", side_branch=False)
     held.apply_deltas(model, merged, int)
     assert (model.deltas.name, model.deltas.side_branch) == ("merged", False)

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from parallel_runtime import weight_delta
 from parallel_runtime.pool.arena import lay_out
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
 from parallel_runtime.wire import protocol as wire_protocol
@@ -117,7 +119,7 @@ def test_equal_tensors_are_the_same_change_and_others_never() -> None:
     for side_branch in (True, False):
 
         def known(*deltas: WeightDelta, side_branch: bool = side_branch) -> WeightDeltas:
-            return WeightDeltas("any", deltas, side_branch=side_branch).applied
+            return WeightDeltas("any", deltas, side_branch=side_branch).applied()
 
         held = known(first)
         assert known(read_again).same_as(held)
@@ -140,14 +142,43 @@ def test_tensors_whose_file_is_written_over_are_others(tmp_path: Path) -> None:
         return WeightDeltas("", (WeightDelta(key="w", kind="diff", strength=1.0, values=(load_file(file)["a"],)),))
 
     given = read()
-    held, again = given.applied, read().applied
+    held, again = given.applied(), read().applied()
     assert again.same_as(held)
     shutil.copyfile(shorter, file)  # in place
-    assert not read().applied.same_as(held) and not given.applied.same_as(held)
+    assert not read().applied().same_as(held) and not given.applied().same_as(held)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool])
 def test_tensors_of_any_dtype_and_shape_are_known_by_a_hash(dtype: torch.dtype) -> None:
     for tensor in (noise(4, 6).to(dtype), noise(4, 6).to(dtype).T, noise(1).to(dtype)[0], noise(0, 3).to(dtype)):
-        (delta,) = WeightDeltas("", (WeightDelta(key="w", kind="diff", strength=1.0, values=(tensor,)),)).applied.deltas
+        (delta,) = (
+            WeightDeltas("", (WeightDelta(key="w", kind="diff", strength=1.0, values=(tensor,)),)).applied().deltas
+        )
         assert isinstance(delta.values[0], str) and delta.num_bytes == 0
+
+
+def test_a_look_at_cancel_is_taken_between_the_tensors_that_are_hashed() -> None:
+    deltas = WeightDeltas("", tuple(lora(f"w{index}", 3, 2, seed=index) for index in range(20)))
+    looks = list[int]()
+
+    def check() -> None:
+        looks.append(1)
+        if len(looks) == 7:
+            raise InterruptedError("cancelled")
+
+    with pytest.raises(InterruptedError):
+        deltas.applied(check)
+    assert len(looks) == 7
+    looks.clear()
+    assert deltas.applied(lambda: looks.append(1)) == deltas.applied() and len(looks) == 40
+
+
+def test_tensors_are_hashed_in_several_threads_and_stay_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits for the other one."""
+    meet, hashed = threading.Barrier(2, timeout=60), weight_delta._hash
+    monkeypatch.setattr(weight_delta.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(weight_delta, "_hash", lambda tensor: (meet.wait(), hashed(tensor))[1])
+    one, other = noise(3), noise(3, seed=1)
+    deltas = WeightDeltas("", (WeightDelta(key="w", kind="loha", strength=1.0, values=(one, 0.5, other, None)),))
+    (delta,) = deltas.applied().deltas
+    assert delta.values == (hashed(one), 0.5, hashed(other), None)

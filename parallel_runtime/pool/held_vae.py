@@ -96,6 +96,13 @@ class HeldVae:
         self._held, self.partly_held = (vae.key, handle), 0
         return Held(handle, time.perf_counter() - began)
 
+    def host_bytes(self, vae: VaeWeights) -> int:
+        """Bytes of this machine's memory that `hold` will take: each rank has a copy. 0 where they hold it."""
+        if self._held is not None and self._held[0] == vae.key:
+            return 0
+        ranks = min(self._generation.reach(), self._generation.devices_by_machine[0])
+        return ranks * sum(tensor.nbytes for tensor in vae.tensors.values())
+
     def free(self, check: Check) -> None:
         """Have no rank keep any of a VAE; nothing where none does."""
         if self._held is not None:

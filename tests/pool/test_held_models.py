@@ -102,13 +102,16 @@ def test_a_vae_is_brought_once_in_the_place_of_another_and_freed_where_it_may_be
     weights = {f"w{number}": torch.zeros(1) for number in range(MAX_NAMES + 1)}
     told: Any = {"comfyui": ComfyUI("/c"), "dtype": torch.float32, "flags": {"x": True}, "metadata": {"y": "z"}}
     vae = VaeWeights(key="a", tensors=weights, **told)
-    assert held.hold(vae, int).handle == 5
+    assert held.host_bytes(vae) == 2 * 4 * len(weights), "a copy for each rank"
+    assert held.hold(vae, int).handle == 5 and held.host_bytes(vae) == 0
     first, last = generation.taken()
     assert [len(first.names), first.first, first.last] == [MAX_NAMES, True, False]
     rest = {"names": (f"w{MAX_NAMES}",), "first": False, "last": True, "flags": {"x": True}, "metadata": {"y": "z"}}
     assert last == HoldVae(vae=5, comfyui=ComfyUI("/c"), dtype="float32", **rest)
     assert (held.hold(vae, int), held.partly_held, generation.taken()) == ((5, 0.0), 0, [])
     other = VaeWeights(key="b", tensors={"w": torch.zeros(1)}, **told)
+    generation.devices_by_machine = (1, 1)
+    assert held.host_bytes(other) == 4, "a further machine has memory of its own"
     with pytest.raises(InterruptedError):
         held.hold(other, cancelled)
     assert (held.partly_held, generation.taken()) == (5, []), "nothing was asked, so ranks have the old one still"

@@ -20,10 +20,12 @@ import torch
 
 from ....parallel_runtime.devices import Device
 from ....parallel_runtime.errors import PoolError
-from ....parallel_runtime.pool.held_vae import Tile, VaeWeights
+from ....parallel_runtime.pool.held_vae import Held, HeldVae, Tile, VaeWeights
+from ....parallel_runtime.pool.held_weights import HOST_LEFT_BYTES
 from ....parallel_runtime.pool.pool import Pool
 from ....parallel_runtime.pool.remote_ranks import NoComfyUIError
 from ....parallel_runtime.torch_flags import read_flags
+from ....parallel_runtime.weights.host_memory import host_memory
 from ....parallel_runtime.wire.protocol import DTYPE_BYTES
 from ....parallel_runtime.wire.replies import DecodeReply
 from ..contract.comfyui import VAE, ModelPatcher, comfy, comfy_nodes
@@ -35,6 +37,7 @@ from ..panel.progress import NodeText
 log = logging.getLogger(__name__)
 ROUND_BYTES = 256 << 20  # of pixels that come back at once, as far as each rank has a tile then
 ROUND_TILES = 256
+GIB = 1 << 30
 OWN_TILES = "_decode_pixels"  # the network of one tile, in a class that tiles by itself (MiniMax H3)
 CPU = torch.device("cpu")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
@@ -88,7 +91,7 @@ def decode_over(vae: VAE, latent: dict, devices: Sequence[Device], *, clock: Cal
     _make_room(vae, tiles, weights, devices)
     NodeText().say(f"bringing the VAE to {len(devices)} devices")
     try:
-        load_s = pool.vae(lambda held, check: held.hold(weights, check), check_cancelled=check).load_s
+        load_s = pool.vae(lambda held, check: _hold(held, weights, check), check_cancelled=check).load_s
     except NoComfyUIError as error:
         raise CannotShareError(str(error)) from error
     clock()
@@ -143,6 +146,18 @@ def _make_room(vae: VAE, tiles: Sequence[Tile], weights: VaeWeights, devices: Se
     largest = max(vae.memory_used_decode(shape, vae.vae_dtype) for shape in {tuple(t.latent.shape) for t in tiles})
     held = sum(each.numel() * each.element_size() for each in weights.tensors.values())
     comfy.model_management.free_memory(largest + held, comfy.model_management.get_torch_device())
+
+
+def _hold(held: HeldVae, weights: VaeWeights, check: Callable[[], None]) -> Held:
+    """Have the VAE on every rank. Raises `CannotShareError` where host memory has no room for a copy on each."""
+    if needed := held.host_bytes(weights):
+        held.free(check)  # another VAE, whose memory is to count as free
+        if needed > (left := max(0, host_memory()[0] - HOST_LEFT_BYTES)):
+            raise CannotShareError(
+                f"a copy of the VAE for each device takes {needed / GIB:.1f} GiB of host memory, of which "
+                f"{left / GIB:.1f} GiB can be used; free host memory, or name fewer devices in SP Config"
+            )
+    return held.hold(weights, check)
 
 
 def tiles_by_itself(vae: VAE) -> bool:

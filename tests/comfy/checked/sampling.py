@@ -403,6 +403,14 @@ rounds = []
 class Held:
     """What a rank has of the VAE: here it is ComfyUI's own."""
 
+    needs, freed = 0, 0
+
+    def host_bytes(self, weights):
+        return self.needs
+
+    def free(self, check):
+        Held.freed += 1
+
     def hold(self, weights, check):
         assert weights.tensors.keys() == vae.first_stage_model.state_dict().keys()
         return SimpleNamespace(load_s=0.5)
@@ -483,6 +491,18 @@ cannot("one device (cpu:0) has no other", over=TWO[:1])
 changed = decode.copy.copy(vae)
 changed.__class__ = type("AnotherVAE", (sd.VAE,), {})
 cannot("a AnotherVAE is not ComfyUI's own VAE", of=changed)
+Held.needs, before, left = 3 << 30, decode.host_memory, decode.HOST_LEFT_BYTES
+decode.host_memory = lambda: (left + (3 << 30) - 1 - Held.freed, 64 << 30)
+cannot(
+    "a copy of the VAE for each device takes 3.0 GiB of host memory, of which 3.0 GiB can be used; free host memory, or"
+)
+decode.host_memory = lambda: (left + (3 << 30) * (Held.freed == 2), 64 << 30)
+assert decode.decode_over(vae, latent, TWO, clock=lambda: None).num_tiles == len(tiles), "another VAE left room"
+decode.host_memory = lambda: (0, 64 << 30)
+cannot("of which 0.0 GiB can be used")
+Held.needs = 0
+assert decode.decode_over(vae, latent, TWO, clock=lambda: None).num_tiles == len(tiles), "the ranks hold it"
+decode.host_memory = before
 cannot("the picture is one tile", {"samples": drawn(1, 16, 16, 16)})
 cannot("ComfyUI does not tile a latent of 3 dims", {"samples": drawn(1, 16, 80)})
 assert decode._refuse_unfit(vae, {"samples": drawn(1, 16, 1, 80, 72)}, TWO).shape == (1, 16, 80, 72)

@@ -8,11 +8,13 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..pinned import SideStream
+from ..weights.host_memory import give_back_pinned
 from ..wire.channel import CONTROL_BYTES, Attach, Segment, SegmentTable
 from ..wire.protocol import ALIGNMENT, TensorSpec, dtype_name
 from .failures import system_error
@@ -106,6 +108,7 @@ class Arena:
         self._numbers = itertools.count(1)
         self._contents: dict[TensorSpec, _Content] = {}  # the last request's inputs
         self._sides = functools.cache(SideStream)  # by device
+        self._pinned_for: set[torch.device] = set()  # devices whose inputs took pinned memory of this process
         self._pins = False  # whether the last request's inputs lay on a CUDA device, where its results will go
 
     def place(
@@ -133,6 +136,14 @@ class Arena:
         """Place nothing more. What is announced to holds this; without it, both go with their last user."""
         self.forget()
         self._announce = _nothing
+        self.give_back_pinned()
+
+    def give_back_pinned(self) -> None:
+        """Return the pinned memory of this process to the system that copies of inputs and results have left behind:
+        torch would keep it. A GPU that has failed has its error told by what ComfyUI computes there next."""
+        for device in tuple(self._pinned_for):
+            with suppress(RuntimeError):
+                give_back_pinned(device)
 
     def _fill(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Copy what is not there yet; the numbers of what is."""
@@ -167,6 +178,7 @@ class Arena:
         found: dict[TensorSpec, torch.Tensor | None] = {}
         devices = {source.device for source in sources.values() if on_device(source)}
         self._pins = bool(devices)
+        self._pinned_for |= devices
         for device in devices:
             inputs = {
                 spec: (source, before.get(spec))

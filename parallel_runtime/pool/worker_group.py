@@ -166,10 +166,11 @@ class WorkerGroup:
 
     def trim(self, ranks: Sequence[int], check: Check, *, graphs: bool = False) -> None:
         """Have the ranks of the last run keep nothing of it, but with `graphs` those of blocks, and these ranks give
-        back what torch caches on their device."""
+        back what torch caches on their device; and this process what it pinned for the run."""
         self._left_by = None
         request = Trim(ranks=tuple(ranks), graphs=graphs)
         self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
+        self.generation.arena.give_back_pinned()
 
     @property
     def owes_something(self) -> bool:

@@ -96,6 +96,28 @@ class HostWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def test_pinned_memory_goes_back_when_a_run_and_when_the_arena_ends(monkeypatch):
+    given = []
+
+    def give_back(device):
+        given.append(device)
+        raise RuntimeError("CUDA error: an illegal memory access")  # of a GPU that has failed: others have to tell it
+
+    monkeypatch.setattr(arena, "give_back_pinned", give_back)
+    Memory(1 << 20).arena.close()
+    memory = Memory(1 << 20)
+    memory.place({"x": torch.zeros(3)})
+    memory.arena.give_back_pinned()
+    memory.arena.close()
+    assert given == [], "none was pinned"
+    on_a_device(monkeypatch, [])
+    memory = Memory(1 << 20)
+    memory.place({"x": torch.zeros(3)})
+    memory.arena.give_back_pinned()
+    memory.arena.close()
+    assert given == [torch.device("cpu")] * 2
+
+
 @pytest.mark.parametrize("way", ["beside", "plain"])
 def test_a_step_waits_once_for_all_inputs_of_a_device(monkeypatch, way):
     """`plain`: the negative control, a comparison that waits for each input."""

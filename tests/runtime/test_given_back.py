@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from parallel_runtime.errors import BESIDE_BLOCKS
 from parallel_runtime.models.hosted.kept_state import KeptState
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads, choose_chunks
 from parallel_runtime.plan import BatchSlice, ParallelPlan
+from parallel_runtime.pool.arena import Arena
 from parallel_runtime.pool.pool import Pool
 from parallel_runtime.wire.replies import Memory
 from parallel_runtime.wire.requests import (
@@ -203,8 +205,10 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(holding: Pool,
     request = next(numbers)
     holding.give_back([Device("cuda", 0)])
     assert next(numbers) == request + 1, "no rank computes there, so none is asked"
-    holding.give_back([holding.devices[1]])
-    assert next(numbers) == request + 3
+    given = list[int]()
+    with mock.patch.object(Arena, "give_back_pinned", lambda _: given.append(1)):
+        holding.give_back([holding.devices[1]])
+    assert next(numbers) == request + 3 and given == [1], "this process gives back what it pinned, too"
     assert torch.equal(holding.sample(tiny_hosted, plan, run).out, first)
     assert holding.generation == generation
 

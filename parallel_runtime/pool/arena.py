@@ -138,6 +138,15 @@ class Arena:
         self._announce = _nothing
         self.give_back_pinned()
 
+    def give_back(self) -> None:
+        """Return the segments' memory to the system, and what is pinned in this process. Only where no request is under
+        way and its results are taken: what lies in the segments turns to zeros."""
+        self.forget()
+        self._table[0].give_back(CONTROL_BYTES)
+        if self._further:
+            self._table[self._further].give_back(0)
+        self.give_back_pinned()
+
     def give_back_pinned(self) -> None:
         """Return the pinned memory of this process to the system that copies of inputs and results have left behind:
         torch would keep it. A GPU that has failed has its error told by what ComfyUI computes there next."""

@@ -146,6 +146,8 @@ class HeldVae:
             on_progress=lambda said: on_tiles(sum(each.done for each in said.values())),
         )
         pixels = [self._generation.arena.take(spec) for spec in specs[len(tiles) :]]
+        if last:  # a video's tiles are the largest that lie there
+            self._generation.arena.give_back()
         return Decoded(pixels=pixels, ranks=ranks)
 
 

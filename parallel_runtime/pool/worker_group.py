@@ -163,14 +163,15 @@ class WorkerGroup:
         self._ensured = self._left_by = None
         self.vae.free(check)
         self.models.unload(spec, layout, check)
+        self.generation.arena.give_back()
 
     def trim(self, ranks: Sequence[int], check: Check, *, graphs: bool = False) -> None:
         """Have the ranks of the last run keep nothing of it, but with `graphs` those of blocks, and these ranks give
-        back what torch caches on their device; and this process what it pinned for the run."""
+        back what torch caches on their device; memory that the run's inputs and results took goes, too."""
         self._left_by = None
         request = Trim(ranks=tuple(ranks), graphs=graphs)
         self.generation.ask(request, check, num_ranks=self.generation.told_ranks)
-        self.generation.arena.give_back_pinned()
+        self.generation.arena.give_back()
 
     @property
     def owes_something(self) -> bool:

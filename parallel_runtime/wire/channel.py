@@ -27,6 +27,7 @@ import os
 import select
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,16 @@ class Segment:
         if not num_bytes:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self._map, dtype=torch.uint8, count=num_bytes, offset=offset)
+
+    def give_back(self, start: int) -> None:
+        """Return the memory from byte `start` on, a multiple of a page, to the system.
+
+        It is zeros then in every process, and costs memory again once touched. Does nothing where the system cannot. No
+        page of it may be pinned for a GPU.
+        """
+        if start < self.num_bytes:
+            with suppress(OSError):
+                self._map.madvise(mmap.MADV_REMOVE, start, self.num_bytes - start)
 
     def words(self) -> memoryview:
         """The control page as u64 words, writable."""

@@ -11,7 +11,7 @@ from parallel_runtime.model_call import OUT, ModelCall
 from parallel_runtime.plan import ParallelPlan
 from parallel_runtime.pool import arena
 from parallel_runtime.pool.arena import TWIN_BYTES, Arena
-from parallel_runtime.wire.channel import Segment, SegmentTable
+from parallel_runtime.wire.channel import CONTROL_BYTES, Segment, SegmentTable
 from pool.echo_pool import make_spec, repeated, run_step
 
 LAYOUTS = {
@@ -28,10 +28,14 @@ class Memory:
 
     def __init__(self, num_bytes):
         segment, fd = Segment.create(num_bytes)
-        os.close(fd)
+        self.files = [os.fdopen(fd)]
         self.table = SegmentTable(segment)
-        self.arena = Arena(self.table, announce=lambda *_: None)
+        self.arena = Arena(self.table, announce=lambda _, fd: self.files.append(os.fdopen(os.dup(fd))))
         self.known = {}
+
+    def used_bytes(self):
+        """Of memory, by segment."""
+        return [os.fstat(file.fileno()).st_blocks * 512 for file in self.files]
 
     def place(self, tensors, results=()):
         """Place and look that all that a rank reads or knows is what was given; the inputs that were there before."""
@@ -104,18 +108,49 @@ def test_pinned_memory_goes_back_when_a_run_and_when_the_arena_ends(monkeypatch)
         raise RuntimeError("CUDA error: an illegal memory access")  # of a GPU that has failed: others have to tell it
 
     monkeypatch.setattr(arena, "give_back_pinned", give_back)
+    monkeypatch.setattr(Segment, "give_back", lambda *_: None)
     Memory(1 << 20).arena.close()
     memory = Memory(1 << 20)
     memory.place({"x": torch.zeros(3)})
-    memory.arena.give_back_pinned()
+    memory.arena.give_back()
     memory.arena.close()
     assert given == [], "none was pinned"
     on_a_device(monkeypatch, [])
     memory = Memory(1 << 20)
     memory.place({"x": torch.zeros(3)})
-    memory.arena.give_back_pinned()
+    memory.arena.give_back()
     memory.arena.close()
     assert given == [torch.device("cpu")] * 2
+
+
+def test_memory_of_segments_goes_back_and_results_stay_as_they_were():
+    """However a request lay: in the first segment, whose control page stays, or in a further one."""
+    memory, held = Memory(1 << 20), {}
+    for number, size in enumerate((1 << 16, 1 << 21)):
+        inputs = {"x": torch.full((size,), 1 + number, dtype=torch.uint8)}
+        memory.place(inputs)
+        (spec,), before = memory.arena.place(inputs)
+        assert before and spec.segment == number
+        held[number] = memory.arena.take(spec), memory.table.tensor(spec), spec
+    memory.table.beat(2)
+    memory.table.credit = 3
+    used = memory.used_bytes()
+    memory.arena.give_back()
+    assert memory.used_bytes() == [CONTROL_BYTES, 0] and min(used) > 1 << 16
+    for number, (taken, view, spec) in held.items():
+        assert bool((taken == 1 + number).all()) and not view.any(), spec
+    assert (memory.table.beats(2), memory.table.credit) == (1, 3)
+    assert memory.place(inputs) == {} and memory.arena.place(inputs)[1], "it is not there, and then is"
+
+
+def test_a_system_that_cannot_take_memory_back_leaves_it(monkeypatch):
+    memory = Memory(CONTROL_BYTES)
+    memory.arena.give_back()
+    memory = Memory(1 << 20)
+    (spec,), _ = memory.arena.place({"x": torch.ones(1 << 10)})
+    monkeypatch.setattr("parallel_runtime.wire.channel.mmap.MADV_REMOVE", -1)
+    memory.arena.give_back()
+    assert memory.table.tensor(spec).all()
 
 
 @pytest.mark.parametrize("way", ["beside", "plain"])

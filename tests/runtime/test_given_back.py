@@ -206,9 +206,12 @@ def test_a_pool_gives_back_between_runs_and_starts_nothing_for_it(holding: Pool,
     holding.give_back([Device("cuda", 0)])
     assert next(numbers) == request + 1, "no rank computes there, so none is asked"
     given = list[int]()
-    with mock.patch.object(Arena, "give_back_pinned", lambda _: given.append(1)):
+    with mock.patch.object(Arena, "give_back", lambda _: given.append(1)):
         holding.give_back([holding.devices[1]])
-    assert next(numbers) == request + 3 and given == [1], "this process gives back what it pinned, too"
+    assert next(numbers) == request + 3 and given == [1], "shared memory goes back, too"
+    kept = first.clone()
+    holding.give_back(holding.devices)
+    assert torch.equal(first, kept), "a result has memory of its own"
     assert torch.equal(holding.sample(tiny_hosted, plan, run).out, first)
     assert holding.generation == generation
 

@@ -117,6 +117,21 @@ def test_loras_beside_the_weights_equal_those_that_comfyui_merges(
     assert torch.equal(run(pool, model, plan), plain), "a LoRA was not taken off to the last bit"
 
 
+@pytest.mark.parametrize("side_branch", [False, True])
+def test_loras_and_results_stay_once_the_memory_that_they_came_in_is_given_back(
+    pool: Pool, by_name: dict[str, Model], side_branch: bool
+) -> None:
+    model = by_name["Wan"]
+    deltas = WeightDeltas(f"kept {side_branch}", loras(model), side_branch=side_branch)
+    first = run(pool, model, "ulysses=2", deltas)
+    kept = first.clone()
+    pool.give_back(pool.devices)
+    assert torch.equal(first, kept)
+    with watched() as asked:
+        assert torch.equal(run(pool, model, "ulysses=2", deltas), first)
+    assert asked.ops == [Op.STEP], "the LoRAs were brought again"
+
+
 @dataclass
 class Asked:
     """What a pool asked its ranks for but groups, which plans of other tests may have had it free, and the bytes of

@@ -63,19 +63,20 @@ class HeldState:
         self._copies = {number: self._copies.get(number, {}) for number in step.repeated.values()}
         self._copies_at = {tensors[name].data_ptr(): self._copies[number] for name, number in step.repeated.items()}
 
-    def input_here(self, whole: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        """`part`, rows of the input `whole`, on the device, not to be written to. On the CPU it may be that part.
+    def input_here(self, whole: torch.Tensor, part: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
+        """`part`, rows of the input `whole`, on the device. It must not be written to: it may be kept, or that part
+        itself. With `copy` it is a tensor of its own, copied once from the host unless it is kept.
 
         An input that is new is not kept: a ControlNet's residuals come new with each step and are large. Only of a view
         is it known by its address which part it is; rows that were gathered are not kept.
         """
         kept = self._copies_at.get(whole.data_ptr()) if part.numel() else None
         if kept is None or part.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
-            return to_device(part, self._device)
+            return to_device(part, self._device, copy=copy)
         key = (part.data_ptr() - whole.data_ptr(), part.shape, part.stride(), part.dtype)
         if key not in kept:
             kept[key] = to_device(part, self._device, copy=True)
-        return kept[key]
+        return kept[key].clone() if copy else kept[key]
 
     @property
     def run(self) -> Hashable:

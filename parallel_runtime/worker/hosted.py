@@ -504,8 +504,7 @@ class HostedForward:
             tensor = whole[f"t{number}"]
             each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
             part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
-            here = self.held.input_here(tensor, part)
-            found.append(here if number in residuals else here.clone())
+            found.append(self.held.input_here(tensor, part, copy=number not in residuals))
         return found
 
 

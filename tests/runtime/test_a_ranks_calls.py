@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from host.hosted_runs import heun
 from parallel_runtime.choices import choice_for
@@ -118,6 +119,36 @@ def test_a_module_gets_copies_of_its_rows_and_the_residuals_themselves() -> None
         each.zero_()
     assert (given["t0"].tolist(), given["t1"].tolist()) == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [0.0, 1.0, 2.0])
     assert given["t2"].tolist() == [0.0, 0.0, 0.0]
+
+
+class CopiedBytes(TorchDispatchMode):
+    """Counts the bytes that copies inside write to a device other than the CPU."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **kwargs or {})
+        if function in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default) and out.device.type != "cpu":
+            self.num_bytes += out.nbytes
+        return out
+
+
+def test_an_input_is_copied_once_on_its_way_to_a_device_and_once_more_where_it_stays_there() -> None:
+    given = {"t0": torch.arange(6.0), "t1": torch.arange(3.0), "t2": torch.arange(3.0), "out": torch.zeros(3, 1)}
+    options = {"tensors": 3, "batched": (0, 2), "residuals": (2,)}
+    rank, step = forward(), Step(model=1, plan=ParallelPlan(), calls=(), batch_groups=(), repeated={"t1": 5})
+    rank.held = HeldState(torch.device("meta"))
+    new, kept, residual = 4 * 4, 3 * 4, 2 * 4
+
+    def copied() -> int:
+        with CopiedBytes() as seen:
+            rank._inputs(BatchSlice(0, 1, 3), given, options)
+        return seen.num_bytes
+
+    assert copied() == new + kept + residual, "none of them is kept"
+    rank.held.begin(step, given)
+    assert copied() == new + 2 * kept + residual, "one is kept, and the module gets a copy of it"
+    assert copied() == new + kept + residual, "the kept one is there"
 
 
 def test_what_a_module_keeps_is_told_of_calls_of_a_run_alone() -> None:

@@ -18,7 +18,7 @@ from ..exchange_formats import EXACT
 from ..models.block_chain import BEAT, around_another, hook_entries
 from ..models.hosted.attention import installed
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
-from ..models.hosted.block_hooks import OPTION
+from ..models.hosted.block_hooks import OPTION, takes_rows
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import INSIDE, from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
@@ -58,7 +58,7 @@ class HostedModel:
 
     weights: HostedWeights
     shared: SharedModel | None = None
-    between: SharedModel | None = None  # the same for calls with patches of the blocks
+    between: SharedModel | None = None  # the same for calls with patches between the blocks that need all tokens
     beat: Callable[[], None] | None = None
     graphs: BlockGraphs | None = None
     graphs_under: ParallelPlan | None = None  # the plan of the last request that asked for graphs
@@ -188,7 +188,7 @@ class HostedModel:
     ) -> torch.nn.Module:
         """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
 
-        `patched`: they come with patches of the blocks, which meet whole tokens. `new_call`: they are passes of a
+        `patched`: they come with patches between the blocks, which meet whole tokens. `new_call`: they are passes of a
         pipeline, whose state it makes.
         """
         module = self.module
@@ -344,13 +344,16 @@ class HostedForward:
             given: Any = from_tree(options["call"], self._inputs(rows, whole, options))
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
+        own_rows = bool(records) and new_call is None and takes_rows(records)
         if records:
-            told["patches"] = self.model.weights.hook_modules.patches(records)
+            call_of = (lambda: installed().call) if own_rows else None
+            told["patches"] = self.model.weights.hook_modules.patches(records, call_of=call_of)
         if blocks := told.pop(SKIPPED, None):
             told["patches_replace"] = self.model.skipped_blocks.replacing((kind, number) for kind, number in blocks)
         if name := told.pop(ATTENTION, ""):
             told[OVERRIDE] = attention_named(name)
-        module = self.model.install_hooks(sequence, self.beat, patched=bool(records), new_call=new_call)
+        whole_between = bool(records) and not own_rows
+        module = self.model.install_hooks(sequence, self.beat, patched=whole_between, new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")

@@ -49,20 +49,25 @@ def stock_patch(name: str, module: nn.Module, **more: Any) -> Any:
     return getattr(extras, name)(SimpleNamespace(model=module), vae, image, 0.8, **more)
 
 
-def rebuilt(patch: Any, module: nn.Module, kinds: list[str]) -> dict[str, list[Any]]:
-    """The same patch as a rank makes it of what travels."""
-    beside = HookModules()
+def record_of(beside: HookModules, patch: Any, kinds: list[str], number: int = 7) -> dict[str, Any]:
+    """What travels of a patch in a call; the weights of its module, which have this number, are handed to `beside`."""
+    module = patch.model_patch.model
     for name, weight in module.state_dict().items():
-        beside.take(f"7/{name}", weight.clone())
+        beside.take(f"{number}/{name}", weight.clone())
     state = {name: vars(patch)[name] for name in ("strength", "encoded_image", "encoded_image_size")}
     state |= {"is_inpaint": vars(patch).get("is_inpaint", False)}
-    record = {"patch": type(patch).__name__, "kinds": kinds, "module": 7, "config": config_of(module), "state": state}
-    return beside.patches([record | {"compression": 8}])
+    record = {"patch": type(patch).__name__, "kinds": kinds, "module": number, "config": config_of(module)}
+    return record | {"state": state, "compression": 8}
+
+
+def rebuilt(patch: Any, kinds: list[str]) -> dict[str, list[Any]]:
+    """The same patch as a rank makes it of what travels."""
+    beside = HookModules()
+    return beside.patches([record_of(beside, patch, kinds)])
 
 
 def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: Any) -> None:
     """A model with a patch, whole with stock's object and shared with the rebuilt one."""
-    module = patch.model_patch.model
     kinds = ["double_block"] if type(patch).__name__ == "DiffSynthCnetPatch" else ["noise_refiner", "double_block"]
 
     def call(patches: dict[str, list[Any]]) -> Tensor:
@@ -73,11 +78,11 @@ def compare(group: GlooGroup, model: nn.Module, inputs: dict[str, Any], patch: A
     assert difference(plain, want) > 1e-3, "the patch changes nothing"
     shared = SharedModel(model, spec_of(type(model), BETWEEN), group)
     for _ in range(2):
-        got = call(rebuilt(patch, module, kinds))
+        got = call(rebuilt(patch, kinds))
         assert difference(got, want) <= ROUNDING, f"{type(patch).__name__}: {difference(got, want):.1e}"
     assert difference(call({}), plain) <= ROUNDING
     shared.group = OwnTokensOnly()
-    assert difference(call(rebuilt(patch, module, kinds)), want) > 1e-3, "without exchange it must be wrong"
+    assert difference(call(rebuilt(patch, kinds)), want) > 1e-3, "without exchange it must be wrong"
     shared.remove()
 
 

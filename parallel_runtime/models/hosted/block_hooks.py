@@ -2,18 +2,21 @@
 
 ComfyUI's own code is what runs: the patch's class, made without its constructor, which would encode a picture, and the
 module whose weights it uses. Which classes there are is `REBUILT`; no other name makes anything. A model that runs with
-such patches gathers its tokens behind each block (`specs.BETWEEN`). Owns that list and what a rank holds of it. Does
-not own how weights travel (weight_delta.py, kind `hook_weight`), nor what is read from a patch
-(nodes/host/model/block_hooks.py).
+such patches gathers its tokens behind each block (`specs.BETWEEN`), unless each of them takes every token alone: then
+ranks keep their tokens, and a patch meets these. Owns that list and what a rank holds of it. Does not own how weights
+travel (weight_delta.py, kind `hook_weight`), nor what is read from a patch (nodes/host/model/block_hooks.py).
 """
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from .call import TokenCall
+from .cuts import cut_first
 
 OPTION = "block_hooks"  # of a call's transformer_options: a record for each patch
 EXTRAS = "comfy_extras.nodes_model_patch"
@@ -27,23 +30,55 @@ KEPT = ("n_control_layers", "control_in_dim", "additional_in_dim", "broken", "re
 class Rebuilt:
     """A class of patches: the class it is made for, and that of the module it uses.
 
-    `pads`: the patch meets a latent whose sides are multiples of 2.
+    `pads`: the patch meets a latent whose sides are multiples of 2. `rows`: the stream whose tokens it changes, each by
+    that token and its row of the encoded picture alone, which are for the first tokens; "": it needs all tokens.
     """
 
     transformer: str
     module: str
     pads: bool = False
+    rows: str = ""
 
 
 REBUILT = {
     "DiffSynthCnetPatch": Rebuilt(
         transformer="comfy.ldm.qwen_image.model.QwenImageTransformer2DModel",
         module=f"{EXTRAS}.QwenImageBlockWiseControlNet",
+        rows="img",
     ),
     "ZImageControlPatch": Rebuilt(
         transformer="comfy.ldm.lumina.model.NextDiT", module="comfy.ldm.lumina.controlnet.ZImage_Control", pads=True
     ),
 }
+
+
+def takes_rows(records: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each of these patches can be given a rank's own tokens."""
+    return all(record["patch"] in REBUILT and REBUILT[record["patch"]].rows for record in records)
+
+
+class OwnRows:
+    """A patch that meets this rank's tokens of `stream`, with its rows of the encoded picture.
+
+    `call_of`: the shared call under way; None: every rank has all tokens.
+    """
+
+    def __init__(self, patch: Any, stream: str, call_of: Callable[[], TokenCall | None]) -> None:  # noqa: ANN401
+        self._patch, self._stream, self._call_of = patch, stream, call_of
+
+    def __call__(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """As the patch: what a block made, by name, and what becomes of it."""
+        patch, call = self._patch, self._call_of()
+        whole = patch.encoded_image  # (B, tokens of the picture, C)
+        rows = whole if call is None else cut_first(call, whole, self._stream)
+        if not rows.shape[1]:  # a rank of references alone; modules may fail on a tensor without tokens
+            return kwargs
+        patch.encoded_image = rows
+        try:
+            out: dict[str, Any] = patch(kwargs)
+        finally:
+            patch.encoded_image = whole
+        return out
 
 
 def config_of(module: Any) -> dict[str, Any]:  # noqa: ANN401
@@ -85,14 +120,19 @@ class HookModules:
             del self._weights[number]
             self._modules.pop(number, None)
 
-    def patches(self, records: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    def patches(
+        self, records: Sequence[Mapping[str, Any]], *, call_of: Callable[[], TokenCall | None] | None = None
+    ) -> dict[str, list[Any]]:
         """By kind, fresh patches for one call: what they keep from block to block is this call's alone.
 
+        `call_of`: which call is shared, where they meet this rank's tokens (`takes_rows`); None: they meet all tokens.
         Raises `ValueError` for a class that is not rebuilt, and for a module whose weights are not here.
         """
         found: dict[str, list[Any]] = {}
         for record in records:
             patch = self._patch(record)
+            if call_of is not None:
+                patch = OwnRows(patch, REBUILT[record["patch"]].rows, call_of)
             for kind in record["kinds"]:
                 found.setdefault(kind, []).append(patch)
         return found

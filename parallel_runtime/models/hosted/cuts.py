@@ -86,6 +86,12 @@ def cut_last(call: TokenCall, value: Tensor, stream: str) -> Tensor:
     return value[:, max(start, 0) : max(start + call.streams[stream][call.index], 0)]
 
 
+def cut_first(call: TokenCall, value: Tensor, stream: str) -> Tensor:
+    """(B, rows, ...) for the first tokens of a stream to those for this rank's, which may be none."""
+    start = call.start(stream)
+    return value[:, start : start + call.streams[stream][call.index]]
+
+
 def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN401
     """LTX's `GuideAttentionMask` over the tokens of a stream, for these ranks; as it is where every rank has all."""
     if mask is None or stream in call.uncut:
@@ -95,9 +101,7 @@ def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN
 
 def cut_control(call: TokenCall, residuals: Sequence[Tensor | None], stream: str) -> list[Tensor | None]:
     """This rank's rows of a ControlNet's residuals (B, S, C); a shorter one is for the first tokens of the stream."""
-    start = call.start(stream)
-    end = start + call.streams[stream][call.index]
-    return [None if each is None else each[:, start:end] for each in residuals]
+    return [None if each is None else cut_first(call, each, stream) for each in residuals]
 
 
 def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:

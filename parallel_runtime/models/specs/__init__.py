@@ -31,8 +31,8 @@ SPECS: dict[str, ShardingSpec] = {
 }
 
 
-# Of classes whose blocks stock nodes put patches between: tokens are whole between all blocks, and cut in each. What a
-# patch then does is computed by every rank.
+# Of classes whose blocks stock nodes put patches between that need all tokens: tokens are whole between all blocks, and
+# cut in each. What a patch then does is computed by every rank.
 BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for path, spec in family.BETWEEN.items()}
 
 

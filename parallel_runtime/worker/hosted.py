@@ -18,7 +18,7 @@ from ..exchange_formats import EXACT
 from ..models.block_chain import BEAT, around_another, hook_entries
 from ..models.hosted.attention import installed
 from ..models.hosted.block_graphs import BlockGraphs, GraphRun
-from ..models.hosted.block_hooks import OPTION, takes_rows
+from ..models.hosted.block_hooks import OPTION, acting, spec_behind, takes_rows
 from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import INSIDE, from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
@@ -33,6 +33,7 @@ from ..models.hosted.scales import shared as shared_scales
 from ..models.hosted.stage import StagedBlocks
 from ..models.hosted.stock_functions import ATTENTION, OVERRIDE, SKIPPED, SkippedBlocks, attention_named
 from ..models.specs import BETWEEN, spec_of
+from ..models.specs.spec import ShardingSpec
 from ..parallel.attention import SequenceParallelAttention
 from ..parallel.collectives import Axis
 from ..plan import BatchSlice, ParallelPlan
@@ -183,13 +184,13 @@ class HostedModel:
         sequence: SequenceParallelAttention,
         beat: Callable[[], None],
         *,
-        patched: bool = False,
+        between: ShardingSpec | None = None,
         new_call: NewCall | None = None,
     ) -> torch.nn.Module:
         """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
 
-        `patched`: they come with patches between the blocks, which meet whole tokens. `new_call`: they are passes of a
-        pipeline, whose state it makes.
+        `between`: the spec of calls with patches between the blocks, which meet whole tokens; None: the class's own.
+        `new_call`: they are passes of a pipeline, whose state it makes.
         """
         module = self.module
         if self.beat is None:
@@ -197,11 +198,13 @@ class HostedModel:
                 hook_entries(block, self.weights.methods_of(path), BEAT, after=self._block_done)
         self.beat = beat
         cut = sequence.parts > 1 or new_call is not None
-        if cut and patched and self.between is None:
-            self.between = SharedModel(module, spec_of(module, BETWEEN), sequence)
-        if cut and not patched and self.shared is None:
+        if cut and between is not None and (self.between is None or self.between.spec != between):
+            if self.between is not None:
+                self.between.remove()
+            self.between = SharedModel(module, between, sequence)
+        if cut and between is None and self.shared is None:
             self.shared = SharedModel(module, spec_of(module), sequence)
-        for shared, serves in ((self.shared, not patched), (self.between, patched)):
+        for shared, serves in ((self.shared, between is None), (self.between, between is not None)):
             if shared is not None:
                 shared.group, shared.new_call = sequence if serves and cut else None, new_call
         return module
@@ -344,16 +347,12 @@ class HostedForward:
             given: Any = from_tree(options["call"], self._inputs(rows, whole, options))
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
-        own_rows = bool(records) and new_call is None and takes_rows(records)
-        if records:
-            call_of = (lambda: installed().call) if own_rows else None
-            told["patches"] = self.model.weights.hook_modules.patches(records, call_of=call_of)
+        between = self._with_patches(told, records, sequence, new_call) if records else None
         if blocks := told.pop(SKIPPED, None):
             told["patches_replace"] = self.model.skipped_blocks.replacing((kind, number) for kind, number in blocks)
         if name := told.pop(ATTENTION, ""):
             told[OVERRIDE] = attention_named(name)
-        whole_between = bool(records) and not own_rows
-        module = self.model.install_hooks(sequence, self.beat, patched=whole_between, new_call=new_call)
+        module = self.model.install_hooks(sequence, self.beat, between=between, new_call=new_call)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -369,6 +368,31 @@ class HostedForward:
             except Exception as error:
                 note_module(error, module)
                 raise
+
+    def _with_patches(
+        self,
+        told: dict[str, Any],
+        records: Sequence[Mapping[str, Any]],
+        sequence: SequenceParallelAttention,
+        new_call: NewCall | None,
+    ) -> ShardingSpec | None:
+        """Have patches between the blocks in a call's options; returns the spec by which the call is shared.
+
+        None: it is shared by the class's own, or by nobody.
+        """
+        hooks, module = self.model.weights.hook_modules, self.model.module
+        if new_call is not None:
+            told["patches"] = hooks.patches(records)
+            return spec_of(module, BETWEEN)
+        if sequence.parts == 1:
+            told["patches"] = hooks.patches(records)
+            return None
+        if takes_rows(records):
+            told["patches"] = hooks.patches(records, call_of=lambda: installed().call)
+            return None
+        behind = acting(module, records)
+        told["patches"] = hooks.patches(records, behind=behind)
+        return spec_behind(module, behind)
 
     def write(self, piece: BatchSlice, room: torch.Tensor, out: Any) -> None:  # noqa: ANN401
         """Write what `call` returned for a piece into its rows. Of ranks that have the same rows, the first does."""

@@ -32,7 +32,7 @@ SPECS: dict[str, ShardingSpec] = {
 
 
 # Of classes whose blocks stock nodes put patches between that need all tokens: tokens are whole between all blocks, and
-# cut in each. What a patch then does is computed by every rank.
+# cut in each; between.py has the same for patches that act behind some. What a patch does is computed by every rank.
 BETWEEN: dict[str, ShardingSpec] = {path: spec for family in (qwen, images) for path, spec in family.BETWEEN.items()}
 
 

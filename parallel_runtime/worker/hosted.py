@@ -23,6 +23,7 @@ from ..models.hosted.call import TokenCall
 from ..models.hosted.calls import INSIDE, from_tree
 from ..models.hosted.compiled import CompiledBlocks, CompiledRun, blocks_of
 from ..models.hosted.cuda_graphs import GraphRecorder
+from ..models.hosted.cuts import Moved
 from ..models.hosted.first_block import CachedBlocks, Residuals, total_over
 from ..models.hosted.graphs import Watch
 from ..models.hosted.hooks import SharedModel
@@ -186,11 +187,13 @@ class HostedModel:
         *,
         between: ShardingSpec | None = None,
         new_call: NewCall | None = None,
+        moved: Moved | None = None,
     ) -> torch.nn.Module:
         """The module with its calls shared by the ranks of `sequence`; `beat` is called after each block.
 
         `between`: the spec of calls with patches between the blocks, which meet whole tokens; None: the class's own.
-        `new_call`: they are passes of a pipeline, whose state it makes.
+        `new_call`: they are passes of a pipeline, whose state it makes. `moved`: brings rows of the next call's
+        residuals to the device; None: they are there.
         """
         module = self.module
         if self.beat is None:
@@ -207,6 +210,7 @@ class HostedModel:
         for shared, serves in ((self.shared, between is None), (self.between, between is not None)):
             if shared is not None:
                 shared.group, shared.new_call = sequence if serves and cut else None, new_call
+                shared.moved = moved if serves else None
         return module
 
     def _block_done(self) -> None:
@@ -344,7 +348,7 @@ class HostedForward:
         `residuals`: what a step cache kept of the call before; with `write` the call counts for this rank.
         """
         with self.timer.region("hand_over"):
-            given: Any = from_tree(options["call"], self._inputs(rows, whole, options))
+            given, moved = self._given(rows, whole, options, cut=sequence.parts > 1 and new_call is None)
         told = given["kwargs"].get("transformer_options", {})
         records = told.pop(OPTION, None)
         between = self._with_patches(told, records, sequence, new_call) if records else None
@@ -352,7 +356,7 @@ class HostedForward:
             told["patches_replace"] = self.model.skipped_blocks.replacing((kind, number) for kind, number in blocks)
         if name := told.pop(ATTENTION, ""):
             told[OVERRIDE] = attention_named(name)
-        module = self.model.install_hooks(sequence, self.beat, between=between, new_call=new_call)
+        module = self.model.install_hooks(sequence, self.beat, between=between, new_call=new_call, moved=moved)
         method = options.get("method")
         if method is not None and method not in METHODS:
             raise ValueError(f"{type(module).__name__} is asked for {method}, which is none of {', '.join(METHODS)}")
@@ -517,13 +521,40 @@ class HostedForward:
         self.sequence.exchange = str(options.get("exchange", EXACT))
         return self.sequence
 
+    def _given(
+        self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any], *, cut: bool
+    ) -> tuple[Any, Moved | None]:
+        """The call's arguments, and what brings rows of a ControlNet's residuals to the device; None: they are there.
+
+        `cut`: the ranks of the call have different tokens. Residuals that hooks cut are then views of the host, of
+        which each rank copies its own rows: whole they are gigabytes. Patches between blocks may want whole ones.
+        """
+        residuals: Sequence[int] = options.get("residuals", ()) if cut else ()
+        spec = spec_of(self.model.module) if residuals else None
+        if spec is None or not spec.control or spec.each_call:
+            return from_tree(options["call"], self._inputs(piece, whole, options)), None
+        inputs = self._inputs(piece, whole, options, residuals_here=False)
+        given: Any = from_tree(options["call"], inputs)
+        if OPTION in given["kwargs"].get("transformer_options", {}):
+            for number in residuals:
+                inputs[number] = self.held.input_here(whole[f"t{number}"], inputs[number])
+            return from_tree(options["call"], inputs), None
+        wholes = {id(inputs[number]): whole[f"t{number}"] for number in residuals}  # `given` has them meanwhile
+        return given, lambda residual, rows: self.held.input_here(wholes[id(residual)], rows)
+
     def _inputs(
-        self, piece: BatchSlice, whole: Mapping[str, torch.Tensor], options: Mapping[str, Any]
+        self,
+        piece: BatchSlice,
+        whole: Mapping[str, torch.Tensor],
+        options: Mapping[str, Any],
+        *,
+        residuals_here: bool = True,
     ) -> list[torch.Tensor]:
         """The call's tensors on this rank's device; of those with a row an image, the rows of this piece.
 
         A module may write to its inputs, and other ranks and later steps read the same memory: so it gets copies, but
-        of a ControlNet's residuals, which are large, and which blocks add and no more.
+        of a ControlNet's residuals, which are large, and which blocks add and no more. Without `residuals_here` these
+        stay on the host.
         """
         batched, residuals = frozenset(options.get("batched", ())), frozenset(options.get("residuals", ()))
         found = []
@@ -531,7 +562,10 @@ class HostedForward:
             tensor = whole[f"t{number}"]
             each = tensor.shape[0] // whole["out"].shape[0] if number in batched else 1  # more than one of a video
             part = tensor[piece.start * each : piece.stop * each] if number in batched else tensor
-            found.append(self.held.input_here(tensor, part, copy=number not in residuals))
+            if number in residuals and not residuals_here:
+                found.append(part)
+            else:
+                found.append(self.held.input_here(tensor, part, copy=number not in residuals))
         return found
 
 

@@ -15,6 +15,7 @@ from .call import TokenCall
 from .lightricks import cut_guides, cut_timestep
 
 Change = Callable[[TokenCall, Any], Any]
+Moved = Callable[[Tensor, Tensor], Tensor]  # a tensor, and a view of it, to that view on the device
 
 
 def of_tensors(change: Callable[[TokenCall, Tensor], Tensor]) -> Change:
@@ -99,9 +100,19 @@ def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN
     return cut_guides(mask, call.streams[stream], call.index)
 
 
-def cut_control(call: TokenCall, residuals: Sequence[Tensor | None], stream: str) -> list[Tensor | None]:
-    """This rank's rows of a ControlNet's residuals (B, S, C); a shorter one is for the first tokens of the stream."""
-    return [None if each is None else cut_first(call, each, stream) for each in residuals]
+def cut_control(
+    call: TokenCall, residuals: Sequence[Tensor | None], stream: str, moved: Moved | None = None
+) -> list[Tensor | None]:
+    """This rank's rows of a ControlNet's residuals (B, S, C); a shorter one is for the first tokens of the stream.
+
+    `moved`: a residual and its rows to these rows on the device, once where it stands in several places.
+    """
+    found: dict[int, Tensor] = {}
+    for each in residuals:
+        if each is not None and id(each) not in found:
+            rows = cut_first(call, each, stream)
+            found[id(each)] = rows if moved is None else moved(each, rows)
+    return [None if each is None else found[id(each)] for each in residuals]
 
 
 def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:

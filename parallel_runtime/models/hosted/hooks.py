@@ -5,6 +5,7 @@
     out = model(x, t, context=..., ...)         # every rank passes the same and gets the whole output
     shared.group = other                        # the next calls go over other ranks; None: they run whole
     shared.new_call = make                      # they are passes of a pipeline (pass_call.py)
+    shared.moved = move                         # of the next call: brings rows of a ControlNet's residuals here
     shared.remove()                             # takes every hook off again
 
 `model` is the class's instance, with weights or on `meta` still; its parameters may be replaced at any time. `group` is
@@ -28,7 +29,7 @@ from ..block_chain import SHARE, Around, Forward, chain_at
 from ..specs.spec import ShardingSpec
 from .attention import installed
 from .call import TokenCall
-from .cuts import cut_control
+from .cuts import Moved, cut_control
 from .hook_points import NOWHERE, Argument, HookPoint, find_hook_points
 from .sites import name_site
 
@@ -40,6 +41,7 @@ class SharedModel:
         self.model, self.spec = model, spec
         self.group: SequenceParallelAttention | None = group
         self.new_call: Callable[[str], TokenCall] | None = None  # where a call is not one pass of all tokens
+        self.moved: Moved | None = None  # brings rows of the next call's residuals here, where these lie elsewhere
         self._switch = installed()
         self.call: TokenCall | None = None  # that is under way
         names = list(inspect.signature(type(model).forward).parameters)[1:]
@@ -81,7 +83,7 @@ class SharedModel:
             try:
                 return inner(*args, **kwargs)
             finally:
-                self.call = self._switch.call = None
+                self.call = self._switch.call = self.moved = None
 
         return forward
 
@@ -133,7 +135,7 @@ class SharedModel:
             return
         for name, stream in self.spec.control.items():
             if control.get(name):
-                control[name] = cut_control(call, control[name], stream)
+                control[name] = cut_control(call, control[name], stream, self.moved)
         call.control = None
 
 

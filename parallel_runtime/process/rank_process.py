@@ -6,6 +6,7 @@ when it has failed (generation.py).
 A rank is a plain subprocess of our own entry point: no multiprocessing, which would run ComfyUI's main module again.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from contextlib import ExitStack, suppress
 from ..devices import numbered_uuid
 from ..kernel_calls import P_PIDFD, pidfd_open
 from ..wire.channel import Channel
+from .control_groups import most_cpus
 from .environment import PACK_ROOT, RankSettings, rank_environment
 from .signs import Output, ProcessWork, is_stopped, killed_by, memory_kills
 
@@ -157,5 +159,8 @@ def _pipe(*, near: ExitStack, far: ExitStack, near_end: int) -> tuple[int, int]:
 
 
 def available_cpus() -> int:
-    """The CPUs that this process may use: a container or taskset may leave it fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """The CPUs that this process may use: a container, its quota of time, or taskset may leave it fewer than the
+    machine has."""
+    if sys.platform != "linux":
+        return os.cpu_count() or 1
+    return max(1, math.ceil(min(len(os.sched_getaffinity(0)), most_cpus())))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..wire.channel import SegmentTable
-from .control_groups import memory_groups
+from .control_groups import groups_of
 
 PULSE_S = 0.25  # between two of a rank
 PASSED_ON_S = 1.0  # between two of a rank of a further machine, which travel
@@ -45,7 +45,7 @@ def memory_kills() -> int:
     Of this process's control group, or of the next one around it that counts them, else of the machine (proc(5)); 0
     where none is said.
     """
-    for counts in (*(group / "memory.events" for group in memory_groups(2)), VMSTAT):
+    for counts in (*(group / "memory.events" for group in groups_of("memory", 2)), VMSTAT):
         with suppress(OSError):
             if (found := re.search(r"^oom_kill (\d+)$", counts.read_text(encoding="ascii"), re.MULTILINE)) is not None:
                 return int(found[1])

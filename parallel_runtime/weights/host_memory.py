@@ -15,7 +15,7 @@ from contextlib import suppress
 import psutil
 import torch
 
-from ..process.control_groups import memory_groups
+from ..process.control_groups import groups_of
 from ..timing import wait_for_all
 
 # A control group's limit, what it uses, and how it names pages of files in memory.stat, by version of cgroups(7).
@@ -28,7 +28,7 @@ def host_memory() -> tuple[int, int]:
     memory = psutil.virtual_memory()
     available, total = int(memory.available), int(memory.total)
     for version, (limits, uses, of_all) in VERSIONS.items():
-        for group in memory_groups(version):
+        for group in groups_of("memory", version):
             with suppress(OSError, ValueError):  # no such group, or no limit
                 limit, used = (int((group / name).read_text()) for name in (limits, uses))
                 said = (group / "memory.stat").read_text()

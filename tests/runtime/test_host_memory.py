@@ -1,13 +1,14 @@
-"""Memory of the host: a container's limit counts, and weights that cannot be pinned are used all the same."""
+"""Memory of the host, and its time: a container's limit counts. Weights that cannot be pinned are used all the same."""
 
 import logging
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from parallel_runtime.process import control_groups
+from parallel_runtime.process import control_groups, rank_process
 from parallel_runtime.weights import host_memory
 
 
@@ -118,3 +119,28 @@ def test_what_cannot_be_pinned_is_used_all_the_same_and_said_once(
     assert caplog.messages == [
         "weights in host memory cannot be pinned (CUDA error 2): their copies to the GPU are slower"
     ]
+
+
+@pytest.mark.parametrize(
+    ("own", "quotas", "most"),
+    [
+        (f"0::/{UNIT}\n", {f"{UNIT}/cpu.max": "250000 100000", "system.slice/cpu.max": "max 100000"}, 2.5),
+        (f"0::/{UNIT}\n", {f"{UNIT}/cpu.max": "max 100000", "system.slice/cpu.max": "50000 100000"}, 0.5),
+        ("0::/\n", {"cpu.max": "400000 100000"}, 4.0),
+        (f"3:cpu,cpuacct:/{JOB}\n", {f"cpu/{JOB}/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_quota_us": "300000"}, 3.0),
+        ("0::/\n", {}, float("inf")),
+    ],
+)
+def test_a_quota_of_time_leaves_so_many_cpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, quotas: dict[str, str], most: float
+) -> None:
+    monkeypatch.setattr(control_groups, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(control_groups, "OWN", tmp_path / "own")
+    (tmp_path / "own").write_text(own)
+    for name, text in quotas.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+        (tmp_path / name).with_name("cpu.cfs_period_us").write_text("100000\n")
+    assert control_groups.most_cpus() == most
+    monkeypatch.setattr(rank_process.os, "sched_getaffinity", lambda _: set(range(64)))
+    assert rank_process.available_cpus() == min(64, max(1, math.ceil(min(64, most))))

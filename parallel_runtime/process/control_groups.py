@@ -19,7 +19,7 @@ LINES = {1: r"^\d+:(?:[^:\n]*,)?{}(?:,[^:\n]*)?:(/.*)$", 2: r"^0::(/.*)$"}
 def groups_of(resource: str, version: int) -> list[Path]:
     """Of "memory" or "cpu", the folders of this process's group and of those around it, its own first.
 
-    Some may not be there: a container sees its own group as the outermost one, and may be told the machine's path of it.
+    Some may not be there: a container sees its own group as the outermost, and may be told the machine's path of it.
     """
     own = ""
     with suppress(OSError):

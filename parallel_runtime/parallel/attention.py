@@ -26,7 +26,7 @@ from ..exchange_formats import EXACT, FP8, wire_bytes
 from .collectives import Axis
 from .head_chunks import HeadsBack, HeadsOut, cut_groups
 from .kept_keys import KeptKeys
-from .kernels import additive_mask
+from .kernels import additive_mask, one_row
 from .named_kernels import may_attend
 from .overlap import SharedHeads
 from .ring import RingPass
@@ -291,7 +291,7 @@ class SequenceParallelAttention:
         )
         queries = q.transpose(1, 2)  # the kernels' layout, (B, S, H, D)
         # One mask for all heads: `attend` has others attended to over all keys.
-        bias = None if mask is None else additive_mask(mask[:, 0], q.dtype).expand(-1, q.shape[2], -1)
+        bias = None if mask is None else additive_mask(one_row(mask[:, 0]), q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         exchange = self._exchange_of(exact=exact)
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths, exchange=exchange)

@@ -82,6 +82,14 @@ def additive_mask(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.to(dtype).clamp(min=MASKED)
 
 
+def one_row(mask: torch.Tensor) -> torch.Tensor:
+    """A mask (B or 1, S, T); where it is one row that was expanded to S, that row (B or 1, 1, T).
+
+    What torch computes of an expanded tensor holds all S rows.
+    """
+    return mask if mask.stride(1) else mask[:, :1]
+
+
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Softmax attention. q (B, S, H, D), k and v (B, T, H, D) with T > 0; returns (B, S, H, D)."""
     if q.shape[1] == 0:
@@ -188,7 +196,7 @@ def _flash(
 def _efficient(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    bias = None if mask is None else _aligned_bias(mask, heads=q.shape[1], batch=q.shape[0])
+    bias = None if mask is None else _aligned_bias(mask, q)
     out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, bias, True)[:2]
     return out, lse[:, :, : q.shape[2]]  # the kernel pads the queries to a multiple of 32
 
@@ -196,7 +204,7 @@ def _efficient(
 def _efficient_fp32(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = _efficient(q.float(), k.float(), v.float(), None if mask is None else mask.float())
+    out, lse = _efficient(q.float(), k.float(), v.float(), mask)
     return out.to(q.dtype), lse
 
 
@@ -225,11 +233,12 @@ _WITH_LSE: dict[
 }
 
 
-def _aligned_bias(mask: torch.Tensor, *, heads: int, batch: int) -> torch.Tensor:
-    """(B or 1, S, T) to (B, H, S, T) with rows that start at multiples of 16 bytes, as the kernel wants them."""
+def _aligned_bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """(B or 1, S, T) to (B, H, S, T) for q (B, H, S, D), in its dtype, with rows that start at multiples of 16 bytes,
+    as the kernel wants them. `pad` copies its rows also where there is nothing to add."""
     keys = mask.shape[-1]
-    padded = F.pad(mask, (0, -keys % 8))[..., :keys]
-    return padded[:, None].expand(batch, heads, -1, -1)
+    padded = F.pad(one_row(mask).to(q.dtype), (0, -keys % 8))[..., :keys]
+    return padded[:, None].expand(*q.shape[:3], -1)
 
 
 def merge(

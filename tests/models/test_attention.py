@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from rounding import ROUNDING
 
 from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.parallel import kernels
 from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.kernels import Kernel
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
 from parallel_runtime.parallel.wire_format import from_fp8, to_fp8
 from parallel_runtime.plan import ParallelPlan
@@ -240,6 +242,39 @@ def test_ring_takes_one_mask_for_all_heads_and_for_a_mask_a_head_ranks_have_all_
     lengths = {"query_lengths": (5, 5), "key_lengths": (5, 5)}
     sequence.attend(kernel, qkv, **lengths, mask=None if mask is None else torch.zeros(mask))
     assert seen[-1] == keys_at_once
+
+
+@pytest.mark.parametrize("boolean", [True, False])
+@pytest.mark.parametrize("kernel", [Kernel.EFFICIENT, Kernel.EFFICIENT_FP32])
+def test_one_row_of_a_mask_for_all_queries_is_held_once_by_every_hop(
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, boolean: bool
+) -> None:
+    """Of 7 keys, which are padded, and of 8, which are not. The CPU's kernel stands for the memory-efficient one."""
+    held = list[tuple[int, int]]()
+
+    def efficient(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        *qkv, bias, _ = given
+        assert bias.shape == (2, 6, 50, qkv[1].shape[2]) and bias.dtype == torch.float32
+        held.append((bias.stride(2), bias.untyped_storage().nbytes()))
+        return kernels._cpu(*qkv, bias[:, 0])
+
+    monkeypatch.setattr(kernels, "choose_kernel", lambda *_, **__: kernel)
+    monkeypatch.setattr(kernels.aten, "_scaled_dot_product_efficient_attention", efficient)
+    row_bytes = 2 * 8 * 4
+    for keys in ((8, 7), (8, 8)):
+        numbers, found = torch.Generator().manual_seed(3), list[torch.Tensor]()
+        q, row = torch.randn(2, 6, 50, 16, generator=numbers), torch.randn(2, 1, 1, sum(keys), generator=numbers)
+        row = row > -1 if boolean else row
+        rows = row.expand(-1, -1, 100, -1)
+        for mask in (row, rows, rows.contiguous()):
+            sequence = SequenceParallelAttention(ring=SilentRing("ring", size=2))
+            qkv = [q, q[:, :, :8], q[:, :, :8] + 1]
+            lengths = {"query_lengths": (50, 50), "key_lengths": keys}
+            found.append(sequence.attend(lambda *_: pytest.fail("a ring has kernels"), qkv, **lengths, mask=mask))
+        assert torch.equal(found[0], found[2]) and torch.equal(found[1], found[2])
+        assert all(each[0] == 0 and each[1] == row_bytes for each in held[:4]), held
+        assert all(each[0] == 8 and each[1] == 50 * row_bytes for each in held[4:]), held
+        held.clear()
 
 
 def test_the_control_attends_to_own_tokens_alone_and_to_none_where_it_has_none() -> None:

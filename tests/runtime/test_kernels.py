@@ -210,7 +210,7 @@ def test_outputs_and_log_sum_exps_of_a_gpus_kernels_are_of_one_shape(kernel: Ker
 @pytest.mark.parametrize(("keys", "row"), [(32, 32), (33, 40), (39, 40)])
 def test_a_bias_has_a_mask_for_every_head_in_rows_that_start_at_multiples_of_16_bytes(keys: int, row: int) -> None:
     for mask in (torch.rand(1, 5, keys), torch.rand(2, 5, keys)):
-        bias = kernels._aligned_bias(mask, heads=3, batch=2)
+        bias = kernels._aligned_bias(mask, torch.empty(2, 3, 5, 8))
         assert torch.equal(bias, mask[:, None].expand(2, 3, 5, keys)) and bias.stride(2) == row
 
 

@@ -4,6 +4,7 @@ The ranks of a stage run one after another here, each told what the others send.
 test_hosted_pipelines.py's.
 """
 
+import weakref
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -104,6 +105,22 @@ def test_keys_and_their_mask_are_those_that_came_last(ranks: int, patches: int, 
             assert again.kept is not None and other.kept is not None
             sites = [each.site.removeprefix(f"{id(attention)}.") for each in (there.kept, again.kept, other.kept)]
             assert sites == ["0", "0", "1"], "the second is over the same keys"
+
+
+def test_the_keys_of_an_attention_are_let_go_with_it() -> None:
+    """The module frees them before what comes next, which may be its largest tensors."""
+    (call,) = a_pass([HeldRows()], 2, 0)
+    call.introduce("img", IMAGE)
+    attention, lengths, sites = parse_attention("img"), call.lengths(["img"]), list[str]()
+    for _ in range(2):
+        keys = torch.zeros(1, 1, IMAGE, 1)
+        for _ in range(2):
+            there = asked(call, attention, keys, lengths, lengths, None)
+            sites.append(there.kept.site)
+        left = weakref.ref(keys)
+        del keys, there
+        assert left() is None
+    assert sites[0] == sites[1] != sites[2] == sites[3]
 
 
 @pytest.mark.parametrize(("ranks", "patches"), CUTS)

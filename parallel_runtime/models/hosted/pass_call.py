@@ -11,6 +11,7 @@ Owns where a pass's tokens stand among all. Does not own which ranks exchange wh
 blocks run (stage.py), nor which pass comes when (worker/hosted_pipeline.py).
 """
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ class PassCall(TokenCall):
         self._parts.parts, self._parts.index = patches * group.parts, (patch or 0) * group.parts + group.index
         self._counts: dict[int, int] = {}
         self._kept_places: dict[int, Tensor] = {}
-        self._keys: tuple[Tensor, str] | None = None
+        self._keys: tuple[weakref.ref[Tensor], str] | None = None  # of the last attention, and its site
         self._gathers = 0
 
     def introduce(self, stream: str, total: int) -> tuple[int, ...]:
@@ -154,13 +155,13 @@ class PassCall(TokenCall):
 
     def _site(self, attention: Attention, keys: Tensor | None = None) -> str:
         """Which attention of the module's this is; the one before where it is over the same keys."""
-        if keys is not None and self._keys is not None and self._keys[0] is keys:
+        if keys is not None and self._keys is not None and self._keys[0]() is keys:
             return self._keys[1]
         number = self._counts.get(id(attention), 0)
         site = f"{id(attention)}.{number}"
         if keys is not None:  # a mask comes before the keys that it is for
             self._counts[id(attention)] = number + 1
-            self._keys = keys, site
+            self._keys = weakref.ref(keys), site
         return site
 
     def _places(self, attention: Attention, key_lengths: Sequence[int], device: torch.device) -> Tensor | slice:

@@ -206,7 +206,7 @@ class SequenceParallelAttention:
         groups, queries_a_group = qkv[1].shape[1], qkv[0].shape[1] // qkv[1].shape[1]
         cut = cut_groups(groups, self.ulysses.size, chunks, self._of_heads)
         queries, keys = (self._by_ring(lengths)[self.ring.index] for lengths in (query_lengths, key_lengths))
-        here = [each[:, :, :common] for each in qkv[1:]] if common else []
+        here = [each[:, :, :common].clone() for each in qkv[1:]] if common else []
         sent = [qkv[0], *(each[:, :, common:] for each in qkv[1:])]
         qkv.clear()
         dtype = sent[0].dtype
@@ -281,6 +281,8 @@ class SequenceParallelAttention:
         they come around."""
         q, k, v = qkv
         qkv.clear()
+        if self.ulysses.size > 1 and q.untyped_storage().nbytes() > q.nbytes:
+            q = q.clone()  # a view of the buffer in which keys arrived too would hold it over all hops
         width, values_width = max(q.shape[-1], v.shape[-1]), v.shape[-1]
         if scale is not None or width > q.shape[-1]:  # our kernels know no scale but 1 / sqrt of the width they see
             q = q * ((q.shape[-1] ** -0.5 if scale is None else scale) * width**0.5)
@@ -294,9 +296,11 @@ class SequenceParallelAttention:
         bias = None if mask is None else additive_mask(one_row(mask[:, 0]), q.dtype).expand(-1, q.shape[2], -1)
         k, v = k.transpose(1, 2), v.transpose(1, 2)
         exchange = self._exchange_of(exact=exact)
+        before = (k[:, :common].clone(), v[:, :common].clone()) if common else None  # views would hold all
         around = RingPass(self.ring, k[:, common:], v[:, common:], lengths=lengths, exchange=exchange)
+        del k, v  # a copy of them goes around
         named = self.named if self.named and may_attend(self.named, exact=exact) else ""
-        out = around.attend(queries, mask=bias, common=(k[:, :common], v[:, :common]), named=named)
+        out = around.attend(queries, mask=bias, common=before, named=named)
         if out is None:
             return q.new_empty((*q.shape[:3], values_width))
         return out[..., :values_width].to(q.dtype).transpose(1, 2)

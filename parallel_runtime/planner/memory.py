@@ -125,12 +125,14 @@ def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: 
     if heads < ulysses:  # keys are sent by all to all: as given, side by side, packed, arrived, and put together
         return max(0.0, queries + (8 + 4 * plan.parts) * keys - (counted if heads > 1 else 0.0))
     most = ulysses * math.ceil(heads / ulysses) / heads  # times an equal part, where heads do not come out even
+    in_chunks = 0.0
+    if (
+        ulysses > 1 and rates.asynchronous and heads >= 2 * ulysses
+    ):  # two: the output of one with the heads of the other
+        in_chunks = queries * ulysses * math.ceil(heads / 2 / ulysses) / heads
     if plan.ring > 1:
-        return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) - counted)
-    more = (most - 1) * (queries + 2 * keys)
-    if rates.asynchronous and heads >= 2 * ulysses:  # in two chunks: the output of one with the heads of the other
-        more += queries * ulysses * math.ceil(heads / 2 / ulysses) / heads
-    return more
+        return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) + in_chunks - counted)
+    return (most - 1) * (queries + 2 * keys) + in_chunks
 
 
 def _around_a_ring(model: CountedModel, work: Work, plan: ParallelPlan, queries: float, keys: float) -> float:
@@ -140,7 +142,7 @@ def _around_a_ring(model: CountedModel, work: Work, plan: ParallelPlan, queries:
     repeated = 2 if keys < queries else 0  # keys and values, with as many heads as queries
     attending = 2 + repeated  # a hop's output and the one before
     merging = 1 + summed
-    lying = 2 + (plan.ring > 2)  # keys and values as given, those of this hop, and of the next but for the last
+    lying = 1 + (plan.ring > 2)  # keys and values of this hop, and of the next but for the last
     return queries * (1 + summed + max(attending, merging) + sums) + 2 * keys * lying
 
 

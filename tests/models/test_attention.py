@@ -4,6 +4,7 @@ Each rank makes the whole of a call from a seed and attends with its part. Heads
 once, for the same bytes.
 """
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from rounding import ROUNDING
 
 from parallel_runtime.models.hosted.count import SilentAxis
-from parallel_runtime.parallel import kernels
+from parallel_runtime.parallel import kernels, ring
 from parallel_runtime.parallel.attention import SequenceParallelAttention
 from parallel_runtime.parallel.kernels import Kernel
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
@@ -275,6 +276,26 @@ def test_one_row_of_a_mask_for_all_queries_is_held_once_by_every_hop(
         assert all(each[0] == 0 and each[1] == row_bytes for each in held[:4]), held
         assert all(each[0] == 8 and each[1] == 50 * row_bytes for each in held[4:]), held
         held.clear()
+
+
+@pytest.mark.parametrize("common", [0, 2])
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_of_keys_that_go_around_a_rank_holds_the_copy_alone(
+    monkeypatch: pytest.MonkeyPatch, ulysses: int, common: int
+) -> None:
+    held = list[bool]()
+
+    def attend(_: str, q: torch.Tensor, *kv: torch.Tensor, mask: None) -> tuple[torch.Tensor, torch.Tensor]:
+        held.append(any(each() is not None for each in own))
+        assert q.untyped_storage().nbytes() == q.nbytes, "the buffer in which all heads arrived"
+        return kernels._cpu(*(each.transpose(1, 2) for each in (q, *kv)), None)[0].transpose(1, 2), q[..., :1].float()
+
+    monkeypatch.setattr(ring, "attend_with_lse", attend)
+    sequence = SequenceParallelAttention(ring=SilentRing("ring", size=2), ulysses=SilentAxis("ulysses", size=ulysses))
+    qkv = [torch.ones(1, 4, tokens, 16) for tokens in (5, common + 5, common + 5)]
+    own, lengths = [weakref.ref(each.untyped_storage()) for each in qkv[1:]], (5,) * 2 * ulysses
+    sequence.attend(lambda *_: qkv[0], qkv, query_lengths=lengths, key_lengths=lengths, common=common)
+    assert held == [False] * (2 + bool(common))
 
 
 def test_the_control_attends_to_own_tokens_alone_and_to_none_where_it_has_none() -> None:

@@ -99,7 +99,11 @@ def measured_peak(heads: int, key_heads: int, plan: ParallelPlan, *, chunks: int
 
 
 @pytest.mark.parametrize(("heads", "key_heads"), [(40, 40), (30, 30), (24, 24), (32, 8), (4, 4), (8, 2)])
-@pytest.mark.parametrize("text", ["ulysses=2", "ulysses=4", "ulysses=5", "ulysses=8", "ring=2", "ring=3", "ring=8"])
+@pytest.mark.parametrize(
+    "text",
+    ["ulysses=2", "ulysses=4", "ulysses=5", "ulysses=8", "ring=2", "ring=3", "ring=8"]
+    + ["ring=2,ulysses=2", "ring=3,ulysses=2"],
+)
 def test_the_exchange_of_an_attention_takes_what_ranks_hold_of_it_and_little_more(
     heads: int, key_heads: int, text: str
 ) -> None:
@@ -112,7 +116,7 @@ def test_the_exchange_of_an_attention_takes_what_ranks_hold_of_it_and_little_mor
     found = memory_of(model, replace(WORK, image_tokens=480), plan, GPU)
     chunks = (1, 2, 4) if plan.ulysses > 1 and key_heads >= 2 * plan.ulysses else (1,)
     measured = max(measured_peak(heads, key_heads, plan, chunks=each) for each in chunks)
-    assert 0.99 * measured <= found.activations + found.buffers <= 1.12 * measured
+    assert 0.98 * measured <= found.activations + found.buffers <= 1.12 * measured
 
 
 def test_rows_of_a_batch_take_more_and_replicas_of_it_hold_all_blocks() -> None:

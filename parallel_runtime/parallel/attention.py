@@ -166,6 +166,7 @@ class SequenceParallelAttention:
             if self.ring.size > 1:
                 k, v = _both(partial(_gathered, self.ring, dim=2, lengths=lengths), k, v, exchange)
             qkv += (q, *kept.seen(k, v))
+            del q, k, v
         return _attended(kernel, qkv, mask)
 
     def _exchange_of(self, *, exact: bool) -> str:
@@ -319,14 +320,14 @@ class SequenceParallelAttention:
         """This rank's queries with all heads, over the first `common` keys and the others of all ranks, gathered."""
         q, k, v = qkv
         qkv.clear()
-        here = [each[:, :, :common] for each in (k, v)]
-        sent = k[:, :, common:], v[:, :, common:]
-        keys, values = _behind(here, self.whole_keys(*sent, lengths=key_lengths, exact=exact))
-        if kept is not None:
-            keys, values = kept.seen(keys, values)
+        others = self.whole_keys(k[:, :, common:], v[:, :, common:], lengths=key_lengths, exact=exact)
+        seen = _behind([each[:, :, :common] for each in (k, v)], others)
+        del k, v, others
+        qkv += (q, *(seen if kept is None else kept.seen(*seen)))
+        del q, seen
         if mask is not None and mask.shape[2] > 1:
             mask = mask.narrow(2, sum(query_lengths[: self.index]), query_lengths[self.index])
-        return _attended(kernel, [q, keys, values], mask)
+        return _attended(kernel, qkv, mask)
 
 
 def _attended(kernel: AttentionFunction, qkv: QKV, mask: torch.Tensor | None) -> torch.Tensor:
@@ -343,12 +344,14 @@ def _both(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys (B, H, T, D) and values (B, H, T, Dv) of all ranks, side by side in one message of `exchange`."""
     sent = [to_fp8(each) for each in (k, v)] if exchange == FP8 else [k, v]
-    keys, values = gather(torch.cat(sent, 3)).split([each.shape[-1] for each in sent], 3)
+    by_token = torch.cat([each.movedim(2, 0) for each in sent], 3)  # so they are gathered without a copy
+    keys, values = gather(by_token.movedim(0, 2)).split([each.shape[-1] for each in sent], 3)
     return (from_fp8(keys, k.dtype), from_fp8(values, v.dtype)) if exchange == FP8 else (keys, values)
 
 
 def _gathered(axis: Axis, tensor: torch.Tensor, dim: int, lengths: Sequence[int]) -> torch.Tensor:
-    """The tensors of all ranks of an axis as one along `dim`, in their order."""
+    """The tensors of all ranks of an axis as one along `dim`, in their order. Parts of one length are sent and returned
+    where they lie, if a tensor has `dim` outermost in memory; short ones are sent as long as the longest."""
     if axis.size == 1:
         return tensor
     mine = tensor.movedim(dim, 0).contiguous()
@@ -357,10 +360,16 @@ def _gathered(axis: Axis, tensor: torch.Tensor, dim: int, lengths: Sequence[int]
     room = max(lengths) * row_bytes
     if room == 0:
         return tensor
-    send = torch.empty(room, dtype=torch.uint8, device=mine.device)
-    send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
+    equal = min(lengths) == max(lengths)
+    if equal:
+        send = mine.view(-1).view(torch.uint8)
+    else:
+        send = torch.empty(room, dtype=torch.uint8, device=mine.device)
+        send[: mine.nbytes] = mine.view(-1).view(torch.uint8) if mine.numel() else send[:0]
     received = torch.empty(axis.size * room, dtype=torch.uint8, device=mine.device)
     axis.all_gather(send, received)
+    if equal:
+        return received.view(mine.dtype).view(sum(lengths), *row).movedim(0, dim)
     parts = [
         received[part * room : part * room + length * row_bytes].view(mine.dtype).view(length, *row)
         for part, length in enumerate(lengths)

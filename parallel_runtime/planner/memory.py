@@ -122,8 +122,10 @@ def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: 
     counted = 2 * (queries + 2 * keys)
     if plan.pipefusion > 1:
         return 2 * counted
-    if heads < ulysses:  # keys are sent by all to all: as given, side by side, packed, arrived, and put together
-        return max(0.0, queries + (8 + 4 * plan.parts) * keys - (counted if heads > 1 else 0.0))
+    if heads < ulysses:  # all ranks get all keys, which lie twice where parts are uneven
+        copies = 1 if work.tokens % plan.parts == 0 else 2
+        gathered, sent = 2 * copies * plan.parts * keys, 2 * (1 + copies) * keys  # as given, side by side, packed
+        return max(0.0, queries + gathered + max(queries, sent) - (counted if heads > 1 else 0.0))
     most = ulysses * math.ceil(heads / ulysses) / heads  # times an equal part, where heads do not come out even
     in_chunks = 0.0
     if (

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from rounding import ROUNDING
 
-from parallel_runtime.models.hosted.count import SilentAxis
+from parallel_runtime.models.hosted.count import OperationCounter, SilentAxis
 from parallel_runtime.parallel import kernels, ring
 from parallel_runtime.parallel.attention import SequenceParallelAttention
+from parallel_runtime.parallel.kept_keys import HeldRows, KeptKeys
 from parallel_runtime.parallel.kernels import Kernel
 from parallel_runtime.parallel.overlap import OverlapRates, SharedHeads
 from parallel_runtime.parallel.wire_format import from_fp8, to_fp8
@@ -307,6 +308,63 @@ def test_the_control_attends_to_own_tokens_alone_and_to_none_where_it_has_none()
         rows = torch.zeros(1, 3, tokens, 4)
         out = OwnTokens().attend(kernel, [rows] * 3, query_lengths=(2, 2), key_lengths=(2, 2), mask=rows)
         assert torch.equal(out, rows + added)
+
+
+class Copying(SilentAxis):
+    """Two ranks that send the same. `memory`: where what is sent and what arrives lie."""
+
+    memory: tuple[int, int]
+
+    def all_gather(self, mine: torch.Tensor, whole: torch.Tensor) -> None:
+        super().all_gather(mine, whole)
+        self.memory = mine.data_ptr(), whole.data_ptr()
+        whole.view(self.size, -1).copy_(mine)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_parts_of_one_length_are_sent_and_returned_where_they_lie(dtype: torch.dtype) -> None:
+    axis = Copying("ulysses", size=2)
+    sequence = SequenceParallelAttention(ulysses=axis)
+    for dim, shape in ((0, (5, 3, 4)), (2, (3, 4, 5, 2))):
+        numbers = torch.randn(5, *(size for place, size in enumerate(shape) if place != dim)) > 0
+        mine = numbers.to(dtype).movedim(0, dim)
+        whole = sequence.gather(mine, dim=dim, lengths=(5, 5))
+        assert axis.memory == (mine.data_ptr(), whole.data_ptr())
+        assert whole.untyped_storage().nbytes() == 2 * mine.nbytes
+        assert torch.equal(whole, torch.cat((mine, mine), dim)) and whole.movedim(dim, 0).is_contiguous()
+        shorter = sequence.gather(mine, dim=dim, lengths=(5, 3))
+        assert torch.equal(shorter, whole.narrow(dim, 0, 8)) and shorter.stride() == whole.stride()
+        assert sequence.gather(mine.contiguous(), dim=dim, lengths=(5, 5)).stride() == whole.stride()
+
+
+def test_keys_that_are_gathered_are_copied_once() -> None:
+    axis = Copying("ulysses", size=2)
+    k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 5, 8)
+    counter = OperationCounter()
+    with counter:
+        keys, values = SequenceParallelAttention(ulysses=axis).whole_keys(k, v, lengths=(5, 5))
+    assert counter.counts["held_bytes"] == (1 + axis.size) * (k.nbytes + v.nbytes)
+    assert torch.equal(keys, torch.cat((k, k), 2)) and torch.equal(values, torch.cat((v, v), 2))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("axis", ["ulysses", "ring"])
+def test_keys_that_were_sent_or_kept_are_let_go_before_attention(axis: str, kept: bool) -> None:
+    def kernel(qkv: list[torch.Tensor], *_: Any) -> torch.Tensor:
+        assert all(each() is None for each in own) and qkv[1].shape[2] == 10
+        left = [weakref.ref(each) for each in qkv]
+        qkv.clear()
+        assert [each() is not None for each in left] == [False, kept, kept]
+        return torch.zeros(1, 4, 5, 16)
+
+    sequence = SequenceParallelAttention(**{axis: Copying(axis, size=2)})
+    qkv = [torch.ones(1, heads, 5, 16) for heads in (4, 1, 1)]
+    own = [weakref.ref(each.untyped_storage()) for each in qkv[1:]]
+    keeps = KeptKeys(rows=HeldRows(), site="", places=slice(0, 10), total=10, fresh=False) if kept else None
+    mask = torch.zeros(1, 4, 1, 10)  # a ring gathers keys where it differs by head
+    lengths = (5, 5)
+    out = sequence.attend(kernel, qkv, query_lengths=lengths, key_lengths=lengths, mask=mask, kept=keeps)
+    assert out.shape == (1, 4, 5, 16)
 
 
 def test_of_no_rows_nothing_is_sent() -> None:

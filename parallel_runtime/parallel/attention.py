@@ -6,9 +6,10 @@ and `Dv` sizes of a head of keys and of values, `U` ulysses degree, `R` ring deg
 
 Ulysses shares out heads by whole groups (a head of keys with its heads of queries), the first ranks one more where they
 do not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Around the ring
-keys and values travel from rank to rank (ring.py). Where there are fewer groups than ranks, or a mask differs by head
-under Ring, every rank gets all keys and values, and attends with its own queries. Keys may be kept from call to call
-(kept_keys.py): then every rank of a ring gets the new ones of all, and keeps them.
+keys and values travel from rank to rank (ring.py). Where there are fewer groups than ranks, where a mask differs by
+head under Ring, or where keys are so few that it sends less, every rank gets all keys and values, and attends with its
+own queries. Keys may be kept from call to call (kept_keys.py): then every rank of a ring gets the new ones of all, and
+keeps them.
 
 Owns when what is exchanged for a call. Does not own which rank computes which heads nor how messages are laid out
 (head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone
@@ -33,6 +34,7 @@ from .ring import RingPass
 from .shard import split_lengths
 from .wire_format import from_fp8, to_fp8
 
+FEWER = 2  # times as much must be sent as heads, for all ranks to get all keys instead
 # q (B, heads, S, D), k and v (B, heads of keys, T, D). The function that is given the list empties it, so that no
 # tensor is held that was sent away, or that the kernel does not need any more.
 QKV: TypeAlias = list[torch.Tensor]
@@ -133,7 +135,8 @@ class SequenceParallelAttention:
         hops = self.ring.size > 1 and kept is None
         by_head, groups = mask is not None and mask.shape[1] > 1, qkv[1].shape[1]
         exchange = self._exchange_of(exact=exact)
-        if groups < self.ulysses.size or (by_head and hops):
+        few_keys = kept is None and self.sends_less_as_keys(qkv[0].shape[1] // groups, query_lengths, key_lengths)
+        if groups < self.ulysses.size or (by_head and hops) or few_keys:
             return self._over_all_keys(kernel, qkv, query_lengths, key_lengths, mask, common, kept, exact)
         totals = [sum(group) for group in self._by_ring(key_lengths)]
         attend = partial(self._attend_here, kernel, lengths=totals, kept=kept, exchange=exchange)
@@ -168,6 +171,19 @@ class SequenceParallelAttention:
             qkv += (q, *kept.seen(k, v))
             del q, k, v
         return _attended(kernel, qkv, mask)
+
+    def sends_less_as_keys(self, heads_a_group: int, query_lengths: Sequence[int], key_lengths: Sequence[int]) -> bool:
+        """Whether ranks send so much less where each gets all keys and values than where they share out heads.
+
+        Counted in tokens of a group of heads, `heads_a_group` of queries, that all ranks send. Less than half of them:
+        heads may travel in chunks behind attention, and these keys travel before it.
+        """
+        queries, keys, ulysses = sum(query_lengths), sum(key_lengths), self.ulysses.size
+        if ulysses == 1 or keys >= queries:
+            return False
+        as_keys = self.parts * (self.parts - 1) * max(key_lengths)
+        as_heads = (heads_a_group * queries + keys) * (ulysses - 1) / ulysses + (self.ring.size - 1) * keys
+        return FEWER * as_keys < as_heads
 
     def _exchange_of(self, *, exact: bool) -> str:
         """As what a call's heads travel, where they do; `exact`: its model forbids rounding."""

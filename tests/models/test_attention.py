@@ -55,13 +55,17 @@ PLANS = ("ulysses=2", "ulysses=3", "ulysses=4", "ring=2", "ring=3", "ulysses=2,r
 OF_RANKS = [pytest.param(plan, ParallelPlan.parse(plan).ranks, id=plan) for plan in PLANS]
 # So slow a link that chunks pay from about 2,000 tokens on.
 SLOW = OverlapRates(attention_flops=1e9, bandwidth=2e6, latency_s=0.0)
-SELF, CROSS = (13, 29), (29, 11)
+SELF, CROSS, FEW_KEYS = (13, 29), (11, 29), (190, 7)
 CASES: dict[str, dict] = {
     "heads that no degree divides": {"heads": 7, "groups": 7},
     "thirty heads": {"heads": 30, "groups": 30},
     "grouped heads": {"heads": 21, "groups": 7},
     "fewer groups than ranks": {"heads": 6, "groups": 1},
     "other lengths of keys": {"heads": 5, "groups": 5, "tokens": CROSS},
+    "few keys": {"heads": 5, "groups": 5, "tokens": FEW_KEYS},
+    "few keys of grouped heads, and others": {"heads": 21, "groups": 7, "tokens": FEW_KEYS, "values": 24, "common": 6},
+    "few keys, and a mask by head": {"heads": 5, "groups": 5, "tokens": FEW_KEYS, "mask": (2, 5, "queries", "keys")},
+    "few keys, and a scale": {"heads": 5, "groups": 5, "tokens": FEW_KEYS, "scale": 0.4, "mask": (2, 1, 1, "keys")},
     "a rank without queries": {"heads": 5, "groups": 5, "tokens": (1, 29)},
     "values of another width": {"heads": 5, "groups": 5, "values": 24, "tokens": (13, 90)},
     "a scale of its own": {"heads": 5, "groups": 5, "scale": 0.4},
@@ -155,6 +159,9 @@ HEADS = {
     ("ulysses=2", "heads that no degree divides"): (4, 3),
     ("ulysses=2", "fewer groups than ranks"): (6, 6),
     ("ulysses=2,ring=2", "a mask by head"): (5, 5, 5, 5),
+    ("ulysses=2", "few keys"): (5, 5),
+    ("ulysses=2,ring=2", "few keys"): (5, 5, 5, 5),
+    ("ulysses=4", "few keys of grouped heads, and others"): (21, 21, 21, 21),
 }
 
 
@@ -168,7 +175,8 @@ def test_attention_equals_one_process(group: GlooGroup, plan: str, case: str) ->
     for number, (calls, equal, same_bytes) in enumerate(found.chunked, 2):
         assert equal and same_bytes, f"{number} chunks"
         if parsed.ring == 1 and parsed.ulysses <= CASES[case]["groups"]:
-            assert calls == min(number, CASES[case]["groups"] // parsed.ulysses)
+            most = CASES[case]["groups"] // parsed.ulysses if not case.startswith("few keys") else 1
+            assert calls == min(number, most)
 
 
 @pytest.mark.parametrize(("plan", "ranks"), OF_RANKS)
@@ -176,6 +184,42 @@ def test_attention_equals_one_process(group: GlooGroup, plan: str, case: str) ->
 def test_keys_that_every_rank_has_are_not_sent(group: GlooGroup, plan: str) -> None:
     sent = [attended(plan, {"heads": 7, "groups": 7, "common": common}).sent for common in (0, 6, 60)]
     assert sent[0] == sent[1] == sent[2] > 0
+
+
+@pytest.mark.parametrize(("plan", "ranks"), OF_RANKS)
+@in_ranks()
+def test_few_keys_are_sent_to_all_ranks_in_place_of_many_queries(group: GlooGroup, plan: str) -> None:
+    sent, parts = attended(plan, CASES["few keys"]).sent, ParallelPlan.parse(plan).parts
+    few, token_bytes = parts_of(7, parts), 2 * 5 * (16 + 16) * 4
+    if "ulysses" in plan:
+        assert sent == (parts - 1) * max(few) * token_bytes
+    else:
+        assert sent == (7 - few[(group.index + 1) % parts]) * token_bytes, "around a ring as ever"
+
+
+@pytest.mark.parametrize(
+    ("degrees", "heads_a_group", "queries", "keys", "less"),
+    [
+        ((1, 4), 1, (4000,) * 4, (32,) * 4, True),
+        ((1, 4), 1, (4000,) * 4, (300,) * 4, True),
+        ((1, 4), 1, (40,) * 4, (40,) * 4, False),
+        ((1, 4), 6, (40,) * 4, (40,) * 4, False),  # less, but in chunks they hide
+        ((1, 2), 1, (40, 40), (10, 11), True),
+        ((1, 2), 1, (40, 40), (20, 21), False),  # less, but not half of it: in chunks most of the heads hides
+        ((1, 2), 1, (40, 40), (0, 21), False),  # one rank has all, and every message is as long
+        ((4, 1), 1, (40,) * 4, (1,) * 4, False),  # a ring sends the same
+        ((2, 2), 1, (40,) * 4, (4,) * 4, True),
+        ((2, 2), 1, (40,) * 4, (9,) * 4, False),
+    ],
+)
+def test_keys_are_sent_to_all_where_that_is_less(
+    degrees: tuple[int, int], heads_a_group: int, queries: Any, keys: Any, less: bool
+) -> None:
+    ring, ulysses = degrees
+    sequence = SequenceParallelAttention(
+        ring=SilentRing("ring", size=ring), ulysses=SilentAxis("ulysses", size=ulysses)
+    )
+    assert sequence.sends_less_as_keys(heads_a_group, queries, keys) is less
 
 
 class SilentRing(SilentAxis):

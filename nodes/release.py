@@ -37,4 +37,5 @@ class ReleaseParallelPool(io.ComfyNode):
     def execute(cls, anything: object = None) -> io.NodeOutput:
         """Ends every pool; one that has failed too often may start again."""
         POOLS.close_all()
+        POOLS.forget_left()
         return io.NodeOutput(anything)

@@ -109,6 +109,11 @@ class WeightDeltas:
         """The strengths in the order in which `pack` sends the deltas."""
         return [delta.strength for group in by_weight(self.deltas).values() for delta in group]
 
+    @property
+    def strengths_fit(self) -> bool:
+        """Whether one message carries the strengths alone."""
+        return len(_TO_JSON.encode(self.strengths)) <= MAX_TEXT_BYTES
+
     def applied(self, check: Callable[[], None] = lambda: None) -> "WeightDeltas":
         """What is known of them once weights have them: of each tensor a hash. The file that it is mapped from may be
         written over, and then it has other numbers than the weights.

@@ -136,7 +136,6 @@ class Arena:
         """Place nothing more. What is announced to holds this; without it, both go with their last user."""
         self.forget()
         self._announce = _nothing
-        self.give_back_pinned()
 
     def give_back(self) -> None:
         """Return the segments' memory to the system, and what is pinned in this process. Only where no request is under
@@ -150,9 +149,9 @@ class Arena:
     def give_back_pinned(self) -> None:
         """Return the pinned memory of this process to the system that copies of inputs and results have left behind:
         torch would keep it. A GPU that has failed has its error told by what ComfyUI computes there next."""
-        for device in tuple(self._pinned_for):
+        while self._pinned_for:
             with suppress(RuntimeError):
-                give_back_pinned(device)
+                give_back_pinned(self._pinned_for.pop())
 
     def _fill(self, specs: Sequence[TensorSpec], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """Copy what is not there yet; the numbers of what is."""

@@ -189,7 +189,7 @@ class HeldWeights:
             model.deltas = known
             return
         model.deltas = None
-        if held is not None and known.differs_in_strength_alone(held):
+        if held is not None and known.differs_in_strength_alone(held) and deltas.strengths_fit:
             strengths = SetStrengths(model=model.handle, strengths=tuple(deltas.strengths))
             replies = self._generation.ask(strengths, check, num_ranks=model.layout.ranks)
             if all(reply.changed for reply in replies):

@@ -110,7 +110,7 @@ def test_lengths_that_streams_tell_are_not_asked_for(group: GlooGroup) -> None:
 @in_ranks(2)
 def test_a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> None:
     model, plan, inputs = fresh("Flux.1, ControlNet and mask")
-    SharedModel(model, plan, group)
+    shared = SharedModel(model, plan, group)
     control = inputs["control"]
     kept = {name: list(each) for name, each in control.items()}
     model(**inputs)
@@ -119,7 +119,29 @@ def test_a_controlnets_lists_are_cut_for_the_call_alone(group: GlooGroup) -> Non
     arguments = [inputs["x"], inputs["timestep"], inputs["context"], by_place.pop("y"), by_place.pop("guidance"), None]
     assert torch.equal(model(*arguments, control, **by_place), model(**inputs))
     with refused("Flux: a ControlNet's list 'middle' is not in the plan", "input, output"):
+        shared.moved = lambda _, rows: rows
         model(**{**inputs, "control": {**control, "middle": control["input"]}})
+    assert shared.moved is None, "it would hold the refused call's residuals"
+
+
+@in_ranks(2)
+def test_lists_that_a_class_takes_before_its_first_block_are_cut_too(group: GlooGroup) -> None:
+    """As HunyuanDiT does; the same residual for two blocks."""
+    model, plan, inputs = fresh("HunyuanDiT, long skips")
+    residual = noise(2, 35, 96)
+    inputs["control"] = {"output": [residual, residual], "input": None}
+    want, plain = model(**whole_lists(inputs)), model(**whole_lists(inputs | {"control": None}))
+    assert relative_error(plain, want) > 1e-3, "the ControlNet changes nothing"
+    SharedModel(model, plan, group)
+    for _ in range(2):
+        assert relative_error(model(**inputs), want) <= ROUNDING
+    assert inputs["control"]["output"] == [residual, residual], "the class takes them from a list of its own"
+
+
+def whole_lists(inputs: dict[str, Any]) -> dict[str, Any]:
+    """The inputs with lists that stock's class may empty."""
+    control = inputs["control"] and {name: each and list(each) for name, each in inputs["control"].items()}
+    return inputs | {"control": control}
 
 
 @in_ranks(2)

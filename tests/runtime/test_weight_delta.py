@@ -3,6 +3,7 @@
 import math
 import shutil
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from parallel_runtime import weight_delta
 from parallel_runtime.pool.arena import lay_out
 from parallel_runtime.weight_delta import WeightDelta, WeightDeltas, pack, unpack
 from parallel_runtime.wire import protocol as wire_protocol
-from parallel_runtime.wire.protocol import Message, Op, encode
+from parallel_runtime.wire.protocol import Message, Op, ProtocolError, encode
 from parallel_runtime.wire.records import to_body
-from parallel_runtime.wire.requests import ChangeWeights
+from parallel_runtime.wire.requests import ChangeWeights, SetStrengths
 
 
 def noise(*shape: int, seed: int = 0, scale: float = 1.0) -> torch.Tensor:
@@ -106,6 +107,16 @@ def test_more_patches_of_a_weight_than_a_message_carries_are_refused(given: dict
     delta = lora("w", 3, 2, **given)
     with pytest.raises(ValueError, match=said):
         list(pack([delta] * (1026 if given else 513)))
+
+
+def test_strengths_of_more_loras_than_a_message_carries_are_told_apart() -> None:
+    """They go with the tensors then: twelve LoRAs of 480 layers, by a slider's odd number."""
+    for strength, fit in ((0.8, True), (0.1 + 0.2, False)):
+        deltas = WeightDeltas("any", (lora("w", 3, 2, strength=strength),) * 5760, side_branch=True)
+        assert deltas.strengths_fit is fit
+        message = Message(Op.STRENGTHS, 0, 1, 1, to_body(SetStrengths(model=1, strengths=tuple(deltas.strengths))), ())
+        with nullcontext() if fit else pytest.raises(ProtocolError, match="STRENGTHS: a body of 115"):
+            encode(message)
 
 
 def test_equal_tensors_are_the_same_change_and_others_never() -> None:

@@ -225,6 +225,10 @@ class PoolRegistry:
             self._loaded.clear()
             pools = list(self._pools)
         self._close(pools)
+
+    def forget_left(self) -> None:
+        """Keep no root of weights that have left. To be asked for by what runs in a prompt, in whose thread ComfyUI's
+        manager goes through its models: a root that dies takes itself from that list."""
         with self._lock:
             self._forget_left()
 

@@ -101,18 +101,22 @@ def cut_guide_mask(call: TokenCall, mask: Any, stream: str) -> Any:  # noqa: ANN
 
 
 def cut_control(
-    call: TokenCall, residuals: Sequence[Tensor | None], stream: str, moved: Moved | None = None
+    call: TokenCall,
+    residuals: Sequence[Tensor | None],
+    stream: str,
+    found: dict[tuple[str, int], Tensor],
+    moved: Moved | None,
 ) -> list[Tensor | None]:
     """This rank's rows of a ControlNet's residuals (B, S, C); a shorter one is for the first tokens of the stream.
 
-    `moved`: a residual and its rows to these rows on the device, once where it stands in several places.
+    `moved`: a residual and its rows to these rows on the device, once where it stands in several places; `found` has
+    those of the call's other lists.
     """
-    found: dict[int, Tensor] = {}
     for each in residuals:
-        if each is not None and id(each) not in found:
+        if each is not None and (stream, id(each)) not in found:
             rows = cut_first(call, each, stream)
-            found[id(each)] = rows if moved is None else moved(each, rows)
-    return [None if each is None else found[id(each)] for each in residuals]
+            found[stream, id(each)] = rows if moved is None else moved(each, rows)
+    return [None if each is None else found[stream, id(each)] for each in residuals]
 
 
 def gather_tokens(call: TokenCall, value: Tensor, word: Tokens) -> Tensor:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...parallel.attention import SequenceParallelAttention
 from ..block_chain import SHARE, Around, Forward, chain_at
@@ -77,10 +77,10 @@ class SharedModel:
         def forward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if self.group is None:
                 return inner(*args, **kwargs)
-            call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
-            args = self._with_control(call, args, kwargs)
-            self.call = self._switch.call = call
             try:
+                call = TokenCall(self.group, name) if self.new_call is None else self.new_call(name)
+                args = self._with_control(call, args, kwargs)
+                self.call = self._switch.call = call
                 return inner(*args, **kwargs)
             finally:
                 self.call = self._switch.call = self.moved = None
@@ -100,7 +100,9 @@ class SharedModel:
                 f"{call.name}: a ControlNet's list {unknown[0]!r} is not in the plan, which has "
                 f"{', '.join(self.spec.control)}; use cfg parallel or data parallel with this ControlNet"
             )
-        call.control = dict(control)  # cut as soon as its streams are known; the caller's own stays whole
+        # Cut as soon as their streams are known: in place, as a class may have taken a list by then. The caller's own
+        # lists stay whole.
+        call.control = {name: each and list(each) for name, each in control.items()}
         if "control" in kwargs:
             kwargs["control"] = call.control
             return args
@@ -133,9 +135,10 @@ class SharedModel:
         control = call.control
         if control is None or not all(stream in call.streams for stream in self.spec.control.values()):
             return
+        found: dict[tuple[str, int], Tensor] = {}
         for name, stream in self.spec.control.items():
             if control.get(name):
-                control[name] = cut_control(call, control[name], stream, self.moved)
+                control[name][:] = cut_control(call, control[name], stream, found, self.moved)
         call.control = None
 
 

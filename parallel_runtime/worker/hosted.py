@@ -118,7 +118,7 @@ class HostedModel:
         self, plan: ParallelPlan, options: Mapping[str, Any], watch: Watch, new_recorder: Callable[[], GraphRecorder]
     ) -> GraphRun:
         """One request whose calls run by a graph of each block, but where something of it is not in graphs yet."""
-        keeps = self.kept is not None  # asked before links of graphs are on the blocks
+        _ = self.kept  # looks at the module before links of graphs are on its blocks
         if self.graphs is None:
             self.graphs = BlockGraphs(self.blocks, new_recorder)
         several = self.weights.quantised and plan.cfg > 1  # scales of all rows are those of both sides
@@ -126,7 +126,6 @@ class HostedModel:
             f"graphs hold exchanges of one group, and {plan.name} has several": several or not plan.takes_graphs,
             "the weights are sharded or offloaded": self.weights.shards is not None,
             "the weights are changed, as by LoRAs": self.changes.changed,
-            "the model keeps something between calls": keeps,
             "a step cache skips blocks": bool(options.get("step_cache")),
         }
         why_not = next((f"no graphs of blocks: {reason}" for reason, holds in reasons.items() if holds), "")

@@ -17,7 +17,7 @@ from parallel_runtime.models.hosted.call import TokenCall
 from parallel_runtime.models.hosted.compiled import CompiledBlocks, Kind, blocks_of
 from parallel_runtime.models.hosted.graphs import Watch
 from parallel_runtime.models.hosted.hooks import SharedModel
-from parallel_runtime.models.hosted.kept_state import numbers_over
+from parallel_runtime.models.hosted.kept_state import alike_over, kept_state, numbers_over
 from parallel_runtime.models.hosted.word_handlers import cutter
 from parallel_runtime.models.specs import spec_of
 from parallel_runtime.models.specs.words import parse
@@ -68,6 +68,42 @@ def test_blocks_by_graphs_are_the_blocks(group: GlooGroup, name: str) -> None:
     said = next((said for begins, said in NONE.items() if name.startswith(begins)), "")
     assert said in ran[-1].reason and bool(said) == bool(ran[-1].reason), ran[-1].reason
     assert said or (ran[0].uncompiled_blocks, ran[-1].uncompiled_blocks) == (graphs.count, 0)
+
+
+KEEPING = "Qwen-Image 2.1, 2 references in the text"  # which not every ComfyUI has
+if KEEPING in CASES:
+
+    @in_ranks(2)
+    def test_blocks_that_are_given_what_the_class_kept_have_graphs_and_are_the_blocks(group: GlooGroup) -> None:
+        """The first step of a run computes what is kept by blocks as they are, the later ones find it."""
+        tape.install()
+        model, inputs = CASES[KEEPING]()
+        kept, blocks = kept_state(model), blocks_of(model)
+        assert kept is not None
+        SharedModel(model, spec_of(type(model)), group)
+        graphs, counts = BlockGraphs(blocks, tape.Tape), list[int]()
+        steps = [inputs | {"x": inputs["x"] + step} for step in range(3)]
+        alike = alike_over(group, torch.device("cpu"))
+
+        def runs(name: str, by_graphs: bool) -> list[torch.Tensor]:
+            kept.begin(name)
+            outs = []
+            for step in steps:
+                run = GraphRun(graphs, version=0, watch=QUIET)
+                with kept.calling(alike), run.calling(group) if by_graphs else nullcontext():
+                    outs.append(call(model, step))
+                counts.append(run.report().uncompiled_blocks)
+            assert kept.take_counted().found == len(steps) - 1
+            return outs
+
+        with torch.inference_mode():
+            want = runs("as it is", by_graphs=False)
+            assert not torch.equal(want[1], want[2])
+            for name in ("first", "second"):
+                counts.clear()
+                assert all(map(torch.equal, runs(name, by_graphs=True), want))
+        every = len(blocks.entrances)
+        assert counts == [every, 0, 0] and graphs.count >= every
 
 
 @dataclass(frozen=True)

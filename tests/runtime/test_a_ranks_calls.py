@@ -781,7 +781,6 @@ def test_of_ranks_that_have_the_same_rows_one_counts_what_a_cache_compares(
         ("ring=2", {}, "graphs hold exchanges of one group, and ring2 has several"),
         ("ulysses=2", {"shards": "shards"}, "the weights are sharded or offloaded"),
         ("ulysses=2", {"changed": True}, "the weights are changed, as by LoRAs"),
-        ("ulysses=2", {"kept": "kept"}, "the model keeps something between calls"),
         ("ulysses=2", {"step_cache": 0.1}, "a step cache skips blocks"),
     ],
 )

@@ -788,7 +788,7 @@ def test_a_model_runs_by_graphs_unless_something_of_the_request_is_not_in_them(
     plan: str, changed: dict[str, Any], why: str
 ) -> None:
     model: Any = HostedModel.__new__(HostedModel)
-    model.graphs, model.kept = SimpleNamespace(blocks=SimpleNamespace(reason="")), changed.get("kept")
+    model.graphs, model.kept = SimpleNamespace(blocks=SimpleNamespace(reason="", entrances=[])), changed.get("kept")
     model.weights = SimpleNamespace(quantised=changed.get("quantised", False), shards=changed.get("shards"))
     model.changes = SimpleNamespace(changed=changed.get("changed", False), version=3)
     run = model.by_graphs(ParallelPlan.parse(plan), changed, "watch", None)

@@ -155,7 +155,8 @@ class GraphRun:
     def __init__(self, graphs: BlockGraphs, *, version: int, watch: Watch, why_not: str = "") -> None:
         self._graphs, self._version, self._watch = graphs, version, watch
         self._why_not = why_not or graphs.blocks.reason
-        self._as_they_were, self._reasons = 0, dict.fromkeys(filter(None, [self._why_not]))
+        kinds = (kind.reason for _, kind, _ in graphs.blocks.entrances)  # some of which no forward is called
+        self._as_they_were, self._reasons = 0, dict.fromkeys(filter(None, [self._why_not] if self._why_not else kinds))
 
     @contextmanager
     def calling(self, sequence: SequenceParallelAttention) -> Iterator[None]:

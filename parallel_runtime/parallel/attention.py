@@ -29,12 +29,11 @@ from .head_chunks import HeadsBack, HeadsOut, cut_groups
 from .kept_keys import KeptKeys
 from .kernels import additive_mask, one_row
 from .named_kernels import may_attend
-from .overlap import SharedHeads
+from .overlap import FEWER, SharedHeads
 from .ring import RingPass
 from .shard import split_lengths
 from .wire_format import from_fp8, to_fp8
 
-FEWER = 2  # times as much must be sent as heads, for all ranks to get all keys instead
 # q (B, heads, S, D), k and v (B, heads of keys, T, D). The function that is given the list empties it, so that no
 # tensor is held that was sent away, or that the kernel does not need any more.
 QKV: TypeAlias = list[torch.Tensor]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ..exchange_groups import OverlapRates as OverlapRates  # for all callers of this module
 
+FEWER = 2  # times as much must be sent as heads, for all ranks to get all keys instead
 MOST_CHUNKS = 10
 # A further chunk has a kernel of its own, whose last blocks of queries leave a device partly idle: this part of the
 # time in which it attends to as many blocks of queries as it has multiprocessors.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..exchange_formats import CODED_BYTES, DECODED_BYTES, FP8, wire_bytes
+from ..parallel.overlap import FEWER
 from ..parallel.shard import split_lengths
 from ..plan import ParallelPlan
 from .hardware import Rates
@@ -153,6 +154,11 @@ def amounts_of(
     heads = model.heads
     attended = (math.ceil(heads / ulysses) / heads if heads >= ulysses else 1 / ulysses) / ring
     queries, keys = count("query_bytes"), count("key_bytes")
+    few_queries, few_keys = count("few_keys.query_bytes"), count("few_keys.key_bytes")
+    as_heads = (few_queries + few_keys) * (1 - 1 / ulysses) + few_keys * (ring - 1)
+    few_are_gathered = 1 < ulysses <= heads and plan.pipefusion == 1 and FEWER * few_keys * (parts - 1) < as_heads
+    if few_are_gathered:  # as `SequenceParallelAttention.sends_less_as_keys`
+        queries, keys = queries - few_queries, keys - few_keys
     moved = count("module.moved_bytes") + attended * count("attended.moved_bytes")
     arriving = returning = 0.0
     outputs = queries / 2
@@ -161,7 +167,7 @@ def amounts_of(
         heads_moved = (CODED_BYTES + DECODED_BYTES) * (queries + keys) if ulysses > 1 else 0
         moved += (hops * keys + heads_moved) / parts / work.element_bytes
         on_wire = wire_bytes(model.head_dim(work), work.element_bytes, FP8) / work.element_bytes
-        queries, keys = on_wire * queries, on_wire * keys
+        queries, keys, few_keys = on_wire * queries, on_wire * keys, on_wire * few_keys
     if ring > 1:
         moved += merge_passes * (ring - 1) * outputs / parts * 4 / work.element_bytes  # outputs, in fp32
     if ulysses > 1:
@@ -169,6 +175,7 @@ def amounts_of(
         given = (1 - 1 / ulysses) / parts
         arriving = keys / parts * (ulysses - 1) if heads < ulysses else (queries / 2 + keys) * given
         returning = 0.0 if heads < ulysses else queries / 2 * given
+        arriving += few_keys / parts * (parts - 1) if few_are_gathered else 0.0
     flops, scores = attended * count("attended.attention_flops"), attended * count("attended.scores")
     return Amounts(
         matmul_flops=count("module.matmul_flops"),

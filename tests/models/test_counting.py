@@ -97,6 +97,18 @@ def test_what_an_attention_exchanges_is_counted_apart() -> None:
     assert counter.counts["module.operations"] == 2 * 3 + 1
 
 
+def test_attention_to_few_keys_is_counted_apart_too() -> None:
+    counter = OperationCounter()
+    qkv = [torch.zeros(1, 6, 50, 4), torch.zeros(1, 6, 2 + 3, 4), torch.zeros(1, 6, 2 + 3, 8)]
+    given = {"query_lengths": (50, 50), "key_lengths": (3, 2), "common": 2}
+    CountedSequence(2, counter).attend(lambda qkv, *_: torch.zeros(1, 6, qkv[0].shape[2], 8), qkv, **given)
+    queries, keys = 4 * 6 * 50 * (4 + 8), pytest.approx(4 * 6 * 3 * (4 + 8))
+    counts = {name: value for name, value in counter.counts.items() if "bytes" in name}
+    assert counts.pop("few_keys.query_bytes") == counts["query_bytes"] == queries
+    assert counts.pop("few_keys.key_bytes") == counts["key_bytes"] == keys == counts["sent_bytes"]
+    assert counter.counts["exchanges"] == 1 and "gathers" not in counter.counts
+
+
 def test_a_silent_axis_counts_what_all_others_are_sent() -> None:
     axis, whole = SilentAxis("ulysses", size=3), torch.ones(6)
     assert axis.start_all_gather(torch.ones(2), whole).wait() is whole and axis.traffic.num_bytes == 2 * 8

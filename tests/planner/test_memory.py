@@ -230,3 +230,27 @@ def test_ranks_of_equal_shares_take_the_same() -> None:
     assert (memory.host_bytes, memory.shared) == (0, 0)
     for plan in (ParallelPlan(ulysses=2), ParallelPlan(pipefusion=2), ParallelPlan(ulysses=2, weights="sharded")):
         assert bytes_by_rank(replace(memory, shared=4), plan) == (20, 20)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sent", "hop"),
+    [
+        ("ulysses=1", 0, 0),
+        ("ulysses=2", (800 - 300 + 400 - 20) / 2 / 2 + 20 / 2, 0),
+        ("ulysses=4", (800 - 300 + 400 - 20) / 4 * 3 / 4 + 20 / 4 * 3, 0),
+        ("ulysses=8", 400 / 8 * 7, 0),  # of four heads: all keys are gathered
+        ("ring=2", 0, 400 / 2),  # around a ring as much is sent
+        ("ulysses=2,ring=2", (800 - 300 + 400 - 20) / 4 / 2 + 20 / 4 * 3, (400 - 20) / 4),
+        ("pipefusion=2,ulysses=2", (800 + 400) / 2 / 2, 0),  # whose keys are kept
+    ],
+)
+@pytest.mark.parametrize("many", [False, True])
+def test_few_keys_are_sent_to_all_ranks_where_that_is_less(plan: str, sent: float, hop: float, many: bool) -> None:
+    few = {"few_keys.query_bytes": (0.0, 3.0), "few_keys.key_bytes": (20.0,)}
+    parsed, model = ParallelPlan.parse(plan), replace(MODEL, whole={**MODEL.whole, **few})
+    if many:  # as many as there are queries are sent as ever
+        model = replace(model, whole={**model.whole, "few_keys.key_bytes": (0.0, 3.0)})
+        known = amounts_of(MODEL, WORK, parsed)
+        sent, hop = known.arriving_bytes + known.returning_bytes, known.hop_bytes
+    found = amounts_of(model, WORK, parsed)
+    assert (found.arriving_bytes + found.returning_bytes, found.hop_bytes) == (pytest.approx(sent), hop)

@@ -41,6 +41,7 @@ from .valueless import Valueless, has_values
 
 RANKS = 2  # that share the tokens in the second count
 RESIDUAL_BYTES = "residual_bytes"  # what a step cache keeps, which all tokens' ranks share out
+FEW_KEYS = "few_keys"  # of the bytes that are exchanged, those of attention of more queries than keys
 MODULE, ATTENDED, EXCHANGE = "module", "attended", "exchange"  # where an operation belongs
 Counts = dict[str, float]
 
@@ -194,9 +195,13 @@ class CountedSequence(SequenceParallelAttention):
         q, k, v = qkv
         counts, before = self.counter.counts, self.ulysses.traffic.num_bytes
         counts["exchanges"] += 1
-        counts["query_bytes"] += q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]  # the output goes back
-        sent = 1 - more.get("common", 0) / k.shape[2]  # of the keys: the others are on every rank
-        counts["key_bytes"] += sent * (k.nbytes + v.nbytes)
+        sent = {"query_bytes": q.nbytes + q.nbytes // q.shape[-1] * v.shape[-1]}  # the output goes back
+        # of the keys: the others are on every rank
+        sent["key_bytes"] = (1 - more.get("common", 0) / k.shape[2]) * (k.nbytes + v.nbytes)
+        for name, num_bytes in sent.items():
+            counts[name] += num_bytes
+            if sum(more["key_lengths"]) < sum(more["query_lengths"]):  # whose keys ranks gather where that is less
+                counts[f"{FEW_KEYS}.{name}"] += num_bytes
         counts["key_heads"] = min(counts.get("key_heads", math.inf), k.shape[1])
 
         def counted(*args: Any) -> Tensor:  # noqa: ANN401

@@ -321,9 +321,9 @@ def test_rows_for_the_last_tokens_are_those_of_the_last_ranks(parts: int, count:
 @pytest.mark.parametrize("tokens", [7, 4, 1])
 def test_residuals_are_for_the_first_tokens(tokens: int) -> None:
     given = rows(1, tokens, 2)
-    cut = [cut_control(call, [given, None], "img") for call in calls(3, img=7)]
+    cut = [cut_control(call, [given, None, given], "img", {}, None) for call in calls(3, img=7)]
     assert torch.equal(torch.cat([each[0] for each in cut], 1), given)
-    assert all(each[1] is None for each in cut)
+    assert all(each[1] is None and each[2] is each[0] for each in cut)
 
 
 def test_tuples_have_a_word_for_each_value_and_words_reach_into_them() -> None:

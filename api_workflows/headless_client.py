@@ -109,9 +109,9 @@ class Server:
         body = json.dumps({"prompt": workflow, "client_id": client_id}).encode()
         request = urllib.request.Request(f"{self.url}/prompt", body, {"Content-Type": "application/json"})  # noqa: S310
         with self._direct.open(request) as answer:
-            body = answer.read().decode()
-        found = json.loads(body)
-        return found["prompt_id"], refusal(body) if found.get("node_errors") else ""
+            said = answer.read().decode()
+        found = json.loads(said)
+        return found["prompt_id"], refusal(said) if found.get("node_errors") else ""
 
     def outputs(self, prompt_id: str) -> dict[str, Any]:
         """What each node put out. The history is written a moment after the prompt's last event."""

@@ -7,9 +7,9 @@ and `Dv` sizes of a head of keys and of values, `U` ulysses degree, `R` ring deg
 Ulysses shares out heads by whole groups (a head of keys with its heads of queries), the first ranks one more where they
 do not come out even. They go in chunks where that hides the exchange behind attention (overlap.py). Around the ring
 keys and values travel from rank to rank (ring.py). Where there are fewer groups than ranks, where a mask differs by
-head under Ring, or where keys are so few that it sends less, every rank gets all keys and values, and attends with its
-own queries. Keys may be kept from call to call (kept_keys.py): then every rank of a ring gets the new ones of all, and
-keeps them.
+head under Ring, or where keys are so few that less than half is sent, every rank gets all keys and values, and attends
+with its own queries. Keys may be kept from call to call (kept_keys.py): then every rank of a ring gets the new ones of
+all, and keeps them.
 
 Owns when what is exchanged for a call. Does not own which rank computes which heads nor how messages are laid out
 (head_chunks.py), which tokens a rank has, nor the function that computes attention: a model brings its own. Ring alone

@@ -127,13 +127,12 @@ def exchanged_bytes(model: CountedModel, work: Work, plan: ParallelPlan, rates: 
         gathered, sent = 2 * copies * plan.parts * keys, 2 * (1 + copies) * keys  # as given, side by side, packed
         return max(0.0, queries + gathered + max(queries, sent) - (counted if heads > 1 else 0.0))
     most = ulysses * math.ceil(heads / ulysses) / heads  # times an equal part, where heads do not come out even
-    in_chunks = 0.0
-    if (
-        ulysses > 1 and rates.asynchronous and heads >= 2 * ulysses
-    ):  # two: the output of one with the heads of the other
-        in_chunks = queries * ulysses * math.ceil(heads / 2 / ulysses) / heads
+    two = ulysses > 1 and rates.asynchronous and heads >= 2 * ulysses
+    larger = ulysses * math.ceil(heads / 2 / ulysses) / heads if two else 0.0  # part of the heads, of two chunks
+    in_chunks = larger * queries  # the output of one with the heads of the other
     if plan.ring > 1:
-        return max(0.0, most * _around_a_ring(model, work, plan, queries, keys) + in_chunks - counted)
+        around = _around_a_ring(model, work, plan, queries, keys)
+        return max(0.0, (most + max(0.0, larger - 1 / 2)) * around + in_chunks - counted)
     return (most - 1) * (queries + 2 * keys) + in_chunks
 
 

@@ -79,9 +79,12 @@ class OneRank(SilentAxis):
         return super().start_all_gather(send, send.new_zeros(shape))
 
 
-def measured_peak(heads: int, key_heads: int, plan: ParallelPlan, *, chunks: int = 1, size: int = 128) -> int:
+SIZE = 256  # of a head, numbers
+
+
+def measured_peak(heads: int, key_heads: int, plan: ParallelPlan, *, chunks: int = 1, size: int = SIZE) -> int:
     """Bytes that the first rank's attention to 480 tokens holds at once in bf16, counted through what ranks run. A CPU
-    sums the softmax up in fp64, which hardly shows beside heads of 128."""
+    sums the softmax up in fp64, which hardly shows beside such wide heads."""
     parts, counter = plan.parts, OperationCounter()
     each = [480 // parts] * parts
     axes = {name: OneRank(name, size=getattr(plan, name)) for name in ("ring", "ulysses")}
@@ -108,7 +111,7 @@ def test_the_exchange_of_an_attention_takes_what_ranks_hold_of_it_and_little_mor
     heads: int, key_heads: int, text: str
 ) -> None:
     """Counted with two ranks, as every model is; held to what the first of so many ranks has in memory."""
-    plan, token = ParallelPlan.parse(text), 128 * 2
+    plan, token = ParallelPlan.parse(text), SIZE * 2
     counted = measured_peak(heads, key_heads, ParallelPlan(ulysses=2)) / (480 / 2)
     whole = {"query_bytes": (0.0, 2.0 * heads * token), "key_bytes": (0.0, 2.0 * key_heads * token)}
     whole["exchanges"] = (1.0,)
@@ -116,7 +119,7 @@ def test_the_exchange_of_an_attention_takes_what_ranks_hold_of_it_and_little_mor
     found = memory_of(model, replace(WORK, image_tokens=480), plan, GPU)
     chunks = (1, 2, 4) if plan.ulysses > 1 and key_heads >= 2 * plan.ulysses else (1,)
     measured = max(measured_peak(heads, key_heads, plan, chunks=each) for each in chunks)
-    assert 0.98 * measured <= found.activations + found.buffers <= 1.12 * measured
+    assert 0.99 * measured <= found.activations + found.buffers <= 1.12 * measured
 
 
 def test_rows_of_a_batch_take_more_and_replicas_of_it_hold_all_blocks() -> None:
